@@ -1,0 +1,100 @@
+"""The engine's configuration: frozen, validated once, passed down. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvtop.engine.errors import ConfigError, UnknownName
+
+ALLOCATORS = ("paged", "contiguous-max")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and policies of one engine. Counts are blocks, tokens or sequences as the names say.
+
+    Raises:
+        ConfigError: values that cannot work together, with the numbers.
+        UnknownName: an allocator or mode that does not exist (policies are checked by their registries).
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 64  # seats: sequences that may run at once
+    max_batched_tokens: int = 512  # one token budget per step
+    max_model_len: int | None = None  # prompt + output; None: what the pool can hold
+    policy: str = "fcfs"
+    policy_params: dict[str, Any] = {}
+    eviction: str = "lru"
+    allocator: str = "paged"
+    preemption: str = "recompute"
+    prefix_caching: bool | None = None  # None: on with paged, off with contiguous allocators
+    chunked_prefill: bool = True
+    reserve_blocks: int = 0  # kept free at admission while something runs
+    max_queue: int | None = None
+    deferred_free_steps: int = 0  # freed blocks become reusable this many steps later
+    kv_groups: int = 1  # layers that keep the same tokens form a group
+    eos_token_ids: tuple[int, ...] = ()
+    keep_finished: int = 1024  # finished requests whose views stay readable
+    ghost_entries: int = 65_536  # evicted keys remembered, to explain a later miss
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("num_blocks", 1),
+            ("block_size", 1),
+            ("max_num_seqs", 1),
+            ("max_batched_tokens", 1),
+            ("reserve_blocks", 0),
+            ("deferred_free_steps", 0),
+            ("keep_finished", 0),
+            ("ghost_entries", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name} is {value!r}, expected an integer >= {low}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len is {self.max_model_len}, expected at least 2 (one prompt token, one output)")
+        if self.allocator not in ALLOCATORS:
+            raise UnknownName("allocator", self.allocator, ALLOCATORS)
+        if self.preemption != "recompute":
+            raise UnknownName("preemption mode", self.preemption, ("recompute",))
+        if self.kv_groups != 1:
+            raise ConfigError(f"kv_groups is {self.kv_groups}, only 1 is supported so far")
+        if self.allocator != "paged" and self.prefix_caching:
+            raise ConfigError(f"prefix_caching needs the paged allocator; {self.allocator} shares nothing")
+        if not self.chunked_prefill and self.max_batched_tokens < self.effective_len - 1:
+            raise ConfigError(
+                f"without chunked prefill a step must hold a whole prompt: max_batched_tokens is "
+                f"{self.max_batched_tokens}, prompts can have {self.effective_len - 1} tokens"
+            )
+
+    @property
+    def effective_len(self) -> int:
+        """Longest prompt + output one request can reach: ``min(max_model_len, N * block_size + 1)``.
+
+        The + 1 is the last emitted token, whose K and V are never stored.
+        """
+        stored = self.num_blocks * self.block_size + 1
+        return stored if self.max_model_len is None else min(self.max_model_len, stored)
+
+    @property
+    def caching(self) -> bool:
+        """Whether prefixes are cached, the default of None resolved."""
+        return self.allocator == "paged" if self.prefix_caching is None else self.prefix_caching
+
+    @property
+    def seats(self) -> int:
+        """Sequences that may run at once: every one of them must get its token in every step."""
+        return min(self.max_num_seqs, self.max_batched_tokens)
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> EngineConfig:
+        """Build from a TOML table or a decoded dict; an unknown key names the nearest one."""
+        for key in values:
+            if key not in cls.__struct_fields__:
+                raise UnknownName("engine config key", key, cls.__struct_fields__)
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from None

@@ -1,0 +1,292 @@
+"""The one stream of events: what every consumer (TUI, Parquet, replay, checker) reads. Loads no torch.
+
+Scheduler and allocator append *decisions* to a recorder; once a step they are sealed into one ``StepEvent``.
+A decision is a plain tuple ``(kind, *fields)`` whose fields ``DECISION_FIELDS[kind]`` names: a tuple costs a tenth
+of a struct, and a step makes hundreds. The names are those of the columns of ``events.parquet``.
+
+Block decisions rebuild every block table exactly (``kvtop.state.reduce`` does, and a test holds it to the engine):
+their ``num_tokens`` is the position of the block's first token in its sequence, so ``num_tokens // block_size`` is
+the index in the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Decision = tuple[Any, ...]
+
+DECISION_FIELDS: dict[str, tuple[str, ...]] = {
+    # requests ------------------------------------------------------------------------------------------------
+    "arrived": ("request_id", "num_tokens"),  # prompt tokens
+    "rejected": ("request_id", "num_tokens", "reason"),
+    "lookup": ("request_id", "num_tokens", "reason", "other", "block_key", "age_steps"),
+    # ^ tokens found in the cache; why the match ended, who evicted the block it missed and how many steps ago
+    "admitted": ("request_id", "num_tokens", "need_blocks", "have_blocks"),  # known tokens; first admission
+    "resumed": ("request_id", "num_tokens", "need_blocks", "have_blocks"),  # admission after a preemption
+    "skipped": ("request_id", "reason", "other", "need_blocks", "have_blocks"),  # when (reason, blocker) changes
+    "forked": ("request_id", "other"),  # new branch; its parent sequence
+    "chunk": ("request_id", "num_tokens", "age_steps"),  # tokens computed; age_steps holds the start position
+    "first_token": ("request_id",),
+    "preempted": ("request_id", "reason", "other", "num_tokens", "need_blocks"),
+    # ^ who needed the room, computed tokens thrown away, blocks given back
+    "finished": ("request_id", "reason", "num_tokens"),  # output tokens
+    "aborted": ("request_id", "num_tokens"),
+    # blocks --------------------------------------------------------------------------------------------------
+    "alloc": ("request_id", "group", "block", "num_tokens"),  # refcount 0 -> 1, appended to the table
+    "share": ("request_id", "group", "block", "num_tokens", "reason"),  # refcount + 1; reason: hit, fork, dedup
+    "copy": ("request_id", "group", "block", "other", "num_tokens"),
+    # ^ copy-on-write: block (new, refcount 1) replaces other (refcount - 1) in the table
+    "free": ("request_id", "group", "block", "reason"),  # refcount - 1; reason: release, dedup
+    "publish": ("request_id", "group", "block", "block_key", "parent_key"),
+    "unpublish": ("group", "block", "block_key", "reason"),  # by a reset; not an eviction
+    "evict": ("request_id", "group", "block", "block_key", "parent_key", "age_steps", "idle_steps", "uses"),
+    "pin": ("group", "block"),
+    "unpin": ("group", "block"),
+    "cleared": ("reason",),  # done or partial
+    # run -----------------------------------------------------------------------------------------------------
+    "config": ("reason",),  # key=value
+    "stalled": ("request_id", "reason", "need_blocks", "have_blocks"),
+}
+"""Columns of each kind of decision, in tuple order after the kind itself."""
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="e", omit_defaults=True):
+    """Base of all events. ``t_ns`` is the run's clock."""
+
+
+class RunStarted(Event, tag="run", kw_only=True):
+    """First event of a run. ``manifest`` is run.json as known at the start (results/RESULTS.md names its keys)."""
+
+    run_id: str
+    manifest: dict[str, Any]
+    t_ns: int = 0
+
+
+class StepEvent(Event, tag="step", kw_only=True):
+    """One step: its times, its totals and every decision in order. Block counts are after the step."""
+
+    step: int
+    t_start_ns: int
+    t_planned_ns: int
+    t_done_ns: int
+    device_ns: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    prefill_tokens: int = 0  # tokens computed below the last known position of their sequence
+    decode_tokens: int = 0
+    used_blocks: int = 0
+    idle_blocks: int = 0
+    fresh_blocks: int = 0
+    in_transfer_blocks: int = 0
+    filled_slots: int = 0  # token slots filled in used blocks, shared blocks once
+    reserved_unused_slots: int = 0  # slots of used blocks that hold nothing
+    query_tokens: int = 0  # in this step, as the next three
+    hit_tokens: int = 0
+    evictions: int = 0
+    preemptions: int = 0
+    copies: int = 0
+    admitted: int = 0
+    finished: int = 0
+    waiting_reason: str = ""  # of the head of the queue
+    head_of_line: str = ""  # sequence id that holds up everyone behind it
+    decisions: list[Decision] = []
+    emitted: list[tuple[str, int]] = []  # (sequence id, tokens emitted), at t_done_ns
+
+
+class RequestEvent(Event, tag="req", kw_only=True):
+    """A request arrived (phase ``arrived``: the first block of fields) or ended (phase ``finished``: all of them).
+
+    Ended means that all its branches have. Fields are those of requests.parquet; None is "has not happened".
+    """
+
+    phase: str
+    t_ns: int
+    request_id: str
+    prompt_tokens: int
+    requested_output_tokens: int
+    t_sched_ns: int
+    t_submit_ns: int
+    req_index: int = 0  # submission number
+    n: int = 1
+    priority: int = 0
+    tenant: str = ""
+    klass: str = ""
+    session_id: str = ""
+    turn: int = 0
+    parent_request_id: str = ""
+    # known at the end
+    output_tokens: int = 0  # all branches
+    t_first_sched_ns: int | None = None
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    t_done_ns: int | None = None
+    tpot_ns: int | None = None  # mean over branches with at least two tokens
+    itl_max_ns: int | None = None
+    hit_tokens: int | None = None  # None: never admitted
+    miss_reason: str | None = None
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    preempted_ns: int = 0
+    queue_total_ns: int = 0  # all time spent waiting, preemptions included
+    peak_blocks: int = 0
+    shared_blocks_saved: int = 0
+    finish_reason: str | None = None  # of branch 0
+    error: str = ""  # rejected or failed: one line
+
+
+class BlockRow(msgspec.Struct, frozen=True, array_like=True):
+    """One non-fresh block in a keyframe."""
+
+    block: int
+    state: str
+    refcount: int
+    filled: int
+    key: int | None
+    parent_key: int | None
+    published_step: int
+    last_use_step: int
+    uses: int
+    pins: int
+
+
+class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
+    """One live sequence in a keyframe."""
+
+    seq_id: str
+    request_id: str
+    state: str
+    num_prompt: int
+    num_tokens: int
+    num_computed: int
+    max_tokens: int
+    cached_tokens: int
+    num_preemptions: int
+    block_table: list[int]
+    wait_reason: str
+    wait_blocker: str
+    t_sched_ns: int
+    t_submit_ns: int
+    t_first_token_ns: int | None
+    t_last_token_ns: int | None
+
+
+class Keyframe(Event, tag="key", kw_only=True):
+    """The whole pool and request table after step ``step``: where folding may start. Fresh blocks are left out."""
+
+    step: int
+    t_ns: int
+    num_blocks: int
+    block_size: int
+    blocks: list[BlockRow]
+    sequences: list[SequenceRow]  # running first, in static order; then the queue in its order
+    totals: dict[str, int]  # KVCounters by name
+
+
+class Paused(Event, tag="paused", kw_only=True):
+    t_ns: int
+
+
+class Resumed(Event, tag="resumed", kw_only=True):
+    t_ns: int
+
+
+class ConfigChanged(Event, tag="config", kw_only=True):
+    t_ns: int
+    changes: dict[str, Any]
+
+
+class Stalled(Event, tag="stalled", kw_only=True):
+    """Nothing can advance and nothing is due: the run ends after this."""
+
+    t_ns: int
+    request_id: str
+    reason: str
+    need_blocks: int
+    have_blocks: int
+
+
+class Gap(Event, tag="gap", kw_only=True):
+    """Frames were dropped because the reader was slow; a keyframe follows."""
+
+    t_ns: int
+    dropped: int  # events
+
+
+class Notice(Event, tag="notice", kw_only=True):
+    """One line for the user from the engine's process: loading, a clipped request, a line on stderr."""
+
+    t_ns: int
+    text: str
+    level: str = "info"  # info, warning, error
+    progress: float | None = None  # 0..1 while something is loading
+
+
+class RunEnded(Event, tag="end", kw_only=True):
+    """Last event. ``status``: complete, interrupted or failed; ``error`` is one line, ``traceback`` for the log."""
+
+    t_ns: int
+    status: str
+    error: str = ""
+    traceback: str = ""
+    exit_code: int = 0
+
+
+AnyEvent = (
+    RunStarted
+    | StepEvent
+    | RequestEvent
+    | Keyframe
+    | Paused
+    | Resumed
+    | ConfigChanged
+    | Stalled
+    | Gap
+    | Notice
+    | RunEnded
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_many = msgspec.msgpack.Decoder(list[AnyEvent]).decode
+"""A frame on the pipe and in ``frames.msgpack.zst`` is one msgpack list of events."""
+
+
+# Commands to the engine's process ------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, frozen=True, tag_field="c", omit_defaults=True):
+    """Base of all commands."""
+
+
+class Pause(Command, tag="pause"):
+    pass
+
+
+class Resume(Command, tag="resume"):
+    pass
+
+
+class Step(Command, tag="step"):
+    """Run ``count`` steps while paused."""
+
+    count: int = 1
+
+
+class Abort(Command, tag="abort"):
+    request_id: str
+
+
+class RequestKeyframe(Command, tag="keyframe"):
+    pass
+
+
+class Stop(Command, tag="stop"):
+    """End the run: rows finished so far are kept, status is ``interrupted``."""
+
+
+AnyCommand = Pause | Resume | Step | Abort | RequestKeyframe | Stop
+decode_command = msgspec.msgpack.Decoder(AnyCommand).decode

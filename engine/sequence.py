@@ -1,0 +1,100 @@
+"""A request and its branches, as the engine keeps them. Executors read a ``Sequence`` and never change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtop.engine.types import (
+    FinishReason,
+    MissReason,
+    RequestSpec,
+    RequestState,
+    SamplingParams,
+    WaitReason,
+)
+
+OrderKey = tuple[int, int, int, int]
+"""(priority, arrival_ns, submission number, branch): the static order of all sequences."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What all branches of one submission share."""
+
+    request_id: str
+    spec: RequestSpec
+    submission: int
+    t_sched_ns: int
+    t_submit_ns: int
+    extra: tuple[tuple[str, str | int], ...] = ()  # normalised extra key: sorted (tag, value) pairs
+    sequences: list[Sequence] = field(default_factory=list)
+    num_live: int = 0  # branches that have not finished
+    forked: bool = False  # True once the n branches exist
+    # Looked up once, at first admission (a retry or a re-admission does not count again).
+    cached_tokens: int | None = None
+    miss_reason: MissReason | None = None
+    t_first_sched_ns: int | None = None
+    t_first_token_ns: int | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.spec.params
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One branch: known tokens, how many of them are computed, and the blocks that hold them.
+
+    ``num_computed`` chases ``num_tokens``; there is no prefill or decode state. Position ``p`` lives in slot
+    ``block_table[p // block_size] * block_size + p % block_size``.
+    """
+
+    seq_id: str
+    branch: int
+    request: Request
+    order: OrderKey
+    tokens: list[int]  # prompt + output
+    num_prompt: int
+    state: RequestState = RequestState.WAITING
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    promised: int = 0  # blocks promised at admission and not allocated yet
+    # Prefix keys, one a whole block, each computed once however often the sequence is retried.
+    keys: list[int] = field(default_factory=list)
+    num_published: int = 0  # leading blocks of the table that are published nodes of the tree
+    cache_epoch: int = -1  # epoch of the cache at admission; an older one never publishes
+    high_water: int = 0  # positions below it were computed (or cached) before: computing them again is recomputation
+    cached_tokens: int = 0  # taken from the cache at first admission (branch 0; others start from a fork)
+    computed_tokens: int = 0  # positions computed for the first time
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    preempted_ns: int = 0  # total time between a preemption and the next admission
+    t_preempted_ns: int | None = None
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    t_done_ns: int | None = None
+    itl_max_ns: int | None = None
+    peak_blocks: int = 0
+    wait_reason: WaitReason | None = None
+    wait_blocker: str | None = None
+    wait_since_step: int = 0
+    finish_reason: FinishReason | None = None
+    abort_requested: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt + output."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.spec.params

@@ -1,0 +1,345 @@
+"""The words of the engine: plain data shared by engine, workloads and front ends. Loads no torch.
+
+Times are int64 nanoseconds from one monotonic or virtual clock that starts at 0 with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from kvtop.engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from kvtop.engine.sequence import Sequence
+
+ExtraKey = Mapping[str, str | int]
+"""Tagged extra key of a request, e.g. ``{"adapter": "x@rev2", "salt": "tenant-7"}``."""
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-sequence token, stop id or stop string
+    LENGTH = "length"  # max_tokens, or max_model_len
+    CAPACITY = "capacity"  # alone in the pool and still cannot grow
+    ABORTED = "aborted"
+    REJECTED = "rejected"  # never entered the queue
+    FAILED = "failed"  # the executor raised
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # never admitted yet
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # admitted before, lost its blocks, waits again
+    FINISHED = "finished"
+
+
+class BlockState(StrEnum):
+    FRESH = "fresh"  # refcount 0, nothing published
+    IDLE = "idle"  # refcount 0, published, evictable
+    USED = "used"  # refcount > 0
+    IN_TRANSFER = "in_transfer"  # refcount 0, but a deferred free or copy still needs it
+
+
+class WaitReason(StrEnum):
+    """Why a waiting sequence was not admitted in a step."""
+
+    NO_BLOCKS = "no_blocks"  # need > fresh + idle - promised - reserve
+    PINNED = "pinned"  # would fit if pinned blocks could be taken
+    NO_HOLE = "no_hole"  # contiguous: enough blocks, no hole large enough
+    SEATS = "seats"  # max_num_seqs sequences run already
+    BUDGET = "budget"  # the step's token budget is spent
+    PREEMPTING = "preempting"  # a step that preempted admits nobody
+    HEAD_OF_LINE = "head_of_line"  # somebody ahead in the queue does not fit
+    FAULT = "fault"  # an injected allocator fault
+
+
+class MissReason(StrEnum):
+    """Why the prefix match of an admission ended where it did."""
+
+    LAST_TOKEN = "last_token"  # everything that may be cached was: one token is always computed
+    NEVER_SEEN = "never_seen"
+    EVICTED = "evicted"  # it was published once; the event names the step and the cause
+    OTHER_SALT = "other_salt"  # same tokens, published under another extra key
+    NOT_YET_COMPUTED = "not_yet_computed"  # a running request is computing this very block
+    CACHE_OFF = "cache_off"
+
+
+class ResetResult(StrEnum):
+    DONE = "done"  # nothing published was in use
+    PARTIAL = "partial"  # blocks in use were unpublished but stay with their owners
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled.
+
+    ``temperature`` 0 is greedy. ``n`` branches share the prompt. ``forced_output`` makes any executor emit these
+    tokens (a recorded answer), so that the next turn of a recorded conversation has the same prompt under every policy.
+
+    Raises:
+        InvalidRequest: a value out of its range.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = True
+    prompt_logprobs: bool = False
+    forced_output: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < low:
+                raise InvalidRequest(f"{name} is {value!r}, expected an integer >= {low}")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise InvalidRequest(f"temperature is {self.temperature!r}, expected a finite number >= 0")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p is {self.top_p!r}, expected 0 < top_p <= 1")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.forced_output is not None and len(self.forced_output) < self.max_tokens:
+            raise InvalidRequest(f"forced_output has {len(self.forced_output)} tokens, max_tokens is {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request as a workload hands it over. ``arrival_ns`` is the intended time (``t_sched``), not the actual one."""
+
+    prompt: Seq[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    request_id: str | None = None
+    arrival_ns: int | None = None
+    priority: int = 0  # lower is more important
+    extra_key: ExtraKey | None = None
+    block_keys: Mapping[int, str | int] | None = None  # per-block extra keys (block index -> key), e.g. image ids
+    tenant: str = ""
+    klass: str = ""
+    session_id: str = ""
+    turn: int = 0
+    parent_request_id: str = ""
+
+
+class Source(Protocol):
+    """Where requests come from. Lives in the engine's process, so that closed loops need no round trip."""
+
+    def next_due(self) -> int | None:
+        """Time (ns) of the next arrival; None when none is known now (finished, or waiting for a completion)."""
+        ...
+
+    def pop_due(self, now_ns: int) -> list[RequestSpec]:
+        """Remove and return, in order, every request due at or before ``now_ns``."""
+        ...
+
+    def on_finished(self, request_id: str, now_ns: int) -> None:
+        """A request ended (whatever its reason): a closed loop may schedule its next turn."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """True when no further request will ever come, whatever finishes."""
+        ...
+
+
+@dataclass(slots=True)
+class Chunk:
+    """``count`` tokens of one sequence from position ``start``: prefill, hit remainder and decode alike.
+
+    ``num_samples`` is 0 for a chunk that does not reach the end of the known tokens, else the number of tokens to
+    sample from the logits of its last position (n when a parallel request's prompt ends here, otherwise 1).
+    ``sequence`` is the engine's own object; an executor reads it and never changes it.
+    """
+
+    request_id: str  # the sequence's id: a, a#1, ...
+    start: int
+    count: int
+    num_samples: int
+    sequence: Sequence
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ``count`` token ids to compute."""
+        return self.sequence.tokens[self.start : self.start + self.count]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one step computes: block copies first (source, destination), then the chunks. Falsy when empty."""
+
+    step: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(c.count for c in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an executor returns for one chunk that samples.
+
+    ``tokens`` has ``num_samples`` ids, one a branch. ``top`` (only when asked) holds (token, logprob), best first.
+    """
+
+    tokens: tuple[int, ...]
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class ExecuteResult:
+    """``samples`` by sequence id; ``device_ns`` is the time the step took on the device, or costs in virtual time."""
+
+    samples: dict[str, Sample]
+    device_ns: int = 0
+
+
+class Executor(Protocol):
+    """Computes plans. Holds the KV memory; never decides anything."""
+
+    name: str
+    eos_token_ids: tuple[int, ...]
+
+    def execute(self, plan: Plan) -> ExecuteResult:
+        """Apply ``plan.copies`` in order, compute every chunk, sample where ``num_samples > 0``.
+
+        Chunk ``c`` writes K and V of positions ``start .. start+count-1`` into the slots that
+        ``c.sequence.block_table`` names, and attends to all positions from 0 on. Called once a non-empty step.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why an admission or a growth is refused now. Blocks, not tokens. ``largest_hole`` is for contiguous allocators."""
+
+    reason: WaitReason
+    need: int
+    have: int
+    largest_hole: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One published block that was taken away, and on whose account."""
+
+    block: int
+    key: int
+    parent_key: int
+    cause: str  # sequence id that needed the room
+    step: int
+    age_steps: int  # since it was published
+    idle_steps: int  # since its last use
+    uses: int  # times it was handed out as a hit
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Nothing can advance: which sequence is stuck, why, and on what."""
+
+    request_id: str
+    reason: WaitReason
+    need: int
+    have: int
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step did. Ids are sequence ids (``a``, ``a#1``)."""
+
+    step: int
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: dict[str, FinishReason] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    evicted: list[Eviction] = field(default_factory=list)
+    plan: Plan = field(default_factory=lambda: Plan(0))
+    stalled: Stall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCounters:
+    """Monotone totals, and the pool's state now. used + idle + fresh + in_transfer = N, always."""
+
+    used: int
+    idle: int
+    fresh: int
+    in_transfer: int
+    query_tokens: int  # prompt tokens looked up, once a request
+    hit_tokens: int  # of those, cached at first admission
+    restored_tokens: int  # taken from the cache after a preemption
+    recomputed_tokens: int  # computed again after a preemption
+    computed_tokens: int  # positions computed for the first time
+    preemptions: int
+    evictions: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Section 7 of the design; None where it has not happened."""
+
+    t_sched_ns: int
+    t_submit_ns: int
+    t_first_sched_ns: int | None = None
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    t_done_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A copy of one sequence's state; changing it changes nothing."""
+
+    request_id: str
+    state: RequestState
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    block_table: tuple[int, ...]
+    num_computed: int
+    cached_tokens: int
+    computed_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    times: RequestTimes
+    finish_reason: FinishReason | None
+    wait_reason: WaitReason | None
+    wait_blocker: str | None
+    miss_reason: MissReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """A copy of one block's state."""
+
+    block: int
+    state: BlockState
+    refcount: int
+    owners: tuple[str, ...]  # sequence ids whose table holds it, once a table entry
+    pins: int
+    tokens_filled: int
+    published_key: int | None
+    last_use_step: int
+    uses: int

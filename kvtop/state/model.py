@@ -1,0 +1,148 @@
+"""The state of a run as a reader of the event stream knows it. ``reduce`` builds it; widgets and exporters pull it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtop.engine.events import Decision, RequestEvent, StepEvent
+
+FRESH, IDLE, USED, IN_TRANSFER = range(4)
+"""Values of ``PoolState.state``, in the order fresh, idle, used, in transfer."""
+
+HISTORY_STEPS = 4096  # steps kept for charts
+LATENCY_WINDOW_NS = 60_000_000_000  # p50/p99 on screen look back this long
+LOG_LENGTH = 2000  # decisions kept for the log
+
+
+@dataclass(slots=True)
+class PoolState:
+    """Every block. Lists are indexed by block id; ``dirty`` collects ids changed since a reader last cleared it."""
+
+    num_blocks: int
+    block_size: int
+    state: bytearray
+    refcount: array[int]
+    filled: array[int]  # token slots filled
+    owners: list[list[str]]  # sequence ids, one entry a table entry (pins are in ``pins``)
+    pins: array[int]
+    key: list[int | None]  # published key
+    parent_key: list[int | None]
+    published_step: array[int]
+    last_use_step: array[int]
+    uses: array[int]
+    counts: list[int]  # blocks by state, indexed like the constants
+    dirty: set[int]
+
+    @classmethod
+    def empty(cls, num_blocks: int, block_size: int) -> PoolState:
+        def zeros() -> array[int]:
+            return array("q", bytes(8 * num_blocks))
+
+        return cls(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            state=bytearray(num_blocks),
+            refcount=zeros(),
+            filled=zeros(),
+            owners=[[] for _ in range(num_blocks)],
+            pins=zeros(),
+            key=[None] * num_blocks,
+            parent_key=[None] * num_blocks,
+            published_step=zeros(),
+            last_use_step=zeros(),
+            uses=zeros(),
+            counts=[num_blocks, 0, 0, 0],
+            dirty=set(range(num_blocks)),
+        )
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One live sequence (running or waiting)."""
+
+    seq_id: str
+    request_id: str
+    state: str  # waiting, running, preempted
+    num_prompt: int
+    max_tokens: int
+    num_tokens: int  # known: prompt + output
+    num_computed: int = 0
+    cached_tokens: int = 0
+    table: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    wait_reason: str = ""
+    wait_blocker: str = ""
+    need_blocks: int | None = None
+    have_blocks: int | None = None
+    miss_reason: str = ""
+    t_sched_ns: int = 0
+    t_submit_ns: int = 0
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    last_itl_ns: int | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """One column a quantity, one entry a step, oldest first, at most HISTORY_STEPS."""
+
+    t_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    used: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    idle: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    fresh: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    running: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    waiting: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    prefill_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    decode_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    step_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+
+
+@dataclass(slots=True)
+class Samples:
+    """Latency samples (t_ns, value_ns) inside LATENCY_WINDOW_NS of the newest, oldest first."""
+
+    points: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def add(self, t_ns: int, value_ns: int) -> None:
+        self.points.append((t_ns, value_ns))
+        self.expire(t_ns)
+
+    def expire(self, now_ns: int) -> None:
+        points, limit = self.points, now_ns - LATENCY_WINDOW_NS
+        while points and points[0][0] < limit:
+            points.popleft()
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything a screen or an exporter may show. ``version`` grows with every event folded in."""
+
+    version: int = 0
+    run_id: str = ""
+    manifest: dict[str, Any] = field(default_factory=dict)  # as run.json: model, device, policy, clock, block_size_tokens ...
+    status: str = "starting"  # starting, running, paused, complete, interrupted, failed
+    notice: str = ""
+    notice_level: str = "info"
+    progress: float | None = None
+    error: str = ""
+    traceback: str = ""
+    t_ns: int = 0
+    step: int = 0
+    pool: PoolState | None = None
+    sequences: dict[str, SequenceState] = field(default_factory=dict)  # live ones, in order of arrival
+    arrivals: dict[str, RequestEvent] = field(default_factory=dict)  # of live requests, by request id
+    num_finished: int = 0
+    num_rejected: int = 0
+    finished: deque[RequestEvent] = field(default_factory=lambda: deque(maxlen=500))  # newest last
+    totals: dict[str, int] = field(default_factory=dict)  # query_tokens, hit_tokens, preemptions, evictions, copies, output_tokens ...
+    last_step: StepEvent | None = None
+    head_of_line: str = ""
+    history: History = field(default_factory=History)
+    ttft: Samples = field(default_factory=Samples)
+    itl: Samples = field(default_factory=Samples)
+    log: deque[tuple[int, int, Decision]] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))  # (step, t_ns, decision)
+    events_dropped: int = 0
+    stalled: str = ""
