@@ -54,7 +54,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} is {value!r}, expected an integer >= {low}")
         if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len is {self.max_model_len}, expected at least 2 (one prompt token, one output)")
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}, expected at least 2 (one prompt token, one output)"
+            )
         if self.allocator not in ALLOCATORS:
             raise UnknownName("allocator", self.allocator, ALLOCATORS)
         if self.preemption != "recompute":

@@ -30,6 +30,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     num_live: int = 0  # branches that have not finished
     forked: bool = False  # True once the n branches exist
+    looked_up: bool = False  # its prompt was counted in the hit rate
     # Looked up once, at first admission (a retry or a re-admission does not count again).
     cached_tokens: int | None = None
     miss_reason: MissReason | None = None
@@ -81,6 +82,7 @@ class Sequence:
     wait_since_step: int = 0
     finish_reason: FinishReason | None = None
     abort_requested: bool = False
+    match_memo: tuple[int, int] = (-1, 0)  # (version of the tree, tokens a lookup found)
 
     @property
     def num_tokens(self) -> int:

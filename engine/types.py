@@ -5,7 +5,8 @@ Times are int64 nanoseconds from one monotonic or virtual clock that starts at 0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -274,6 +275,7 @@ class StepOutput:
     preempted: list[str] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     evicted: list[Eviction] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)  # request ids all of whose sequences have finished
     plan: Plan = field(default_factory=lambda: Plan(0))
     stalled: Stall | None = None
 

@@ -1,0 +1,248 @@
+"""After the executor: computed -> publish and de-duplicate -> emit -> finish -> release, in this order."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from kvtop.engine import views
+from kvtop.engine.allocators.base import Allocator
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.events import RequestEvent
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.scheduler import Scheduler
+from kvtop.engine.sequence import Sequence
+from kvtop.engine.types import (
+    Chunk,
+    ExecuteResult,
+    Executor,
+    FinishReason,
+    Plan,
+    RequestState,
+    Sample,
+    Shortage,
+    StepOutput,
+)
+
+
+class Accountant:
+    """Applies the results of a step to sequences and counters, and seals the step's event."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        allocator: Allocator,
+        scheduler: Scheduler,
+        recorder: AnyRecorder,
+        executor: Executor,
+    ) -> None:
+        self.config = config
+        self.allocator = allocator
+        self.scheduler = scheduler
+        self.recorder = recorder
+        self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
+        self.query_tokens = self.hit_tokens = 0
+        self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
+        self.forked: list[Sequence] = []  # branches born since the engine last looked
+        self.pending: list[RequestEvent] = []  # endings, told after the step event that holds their decisions
+        self._emitted: list[tuple[str, int]] = []
+        self._device_ns = 0
+        self._before = (0, 0, 0, 0)
+        self._num_finished = 0
+
+    def begin_empty(self, step: int) -> StepOutput:
+        return StepOutput(step, plan=Plan(step))
+
+    def begin(self, plan: Plan, start_ns: int, planned_ns: int) -> StepOutput:
+        """Open the step's output with what scheduling did, and end those who alone cannot grow."""
+        scheduler = self.scheduler
+        out = StepOutput(plan.step, plan=plan)
+        out.preempted = [s.seq_id for s in scheduler.preempted]
+        out.admitted = [s.seq_id for s in scheduler.admitted]
+        out.evicted = self.allocator.evictions
+        for seq in scheduler.admitted:
+            self._count_lookup(seq)
+        for chunk in plan.chunks:
+            request = chunk.sequence.request
+            if request.t_first_sched_ns is None:
+                request.t_first_sched_ns = start_ns
+        for seq in scheduler.starved:
+            self.finish(seq, FinishReason.CAPACITY, out, planned_ns)
+        return out
+
+    def _count_lookup(self, seq: Sequence) -> None:
+        """A request's prompt is looked up once, whatever happens to it later; a hit after that is restored work."""
+        request = seq.request
+        if request.looked_up:
+            self.restored_tokens += seq.num_computed
+            return
+        request.looked_up = True
+        self.query_tokens += seq.num_prompt
+        self.hit_tokens += seq.num_computed
+
+    def account(self, plan: Plan, result: ExecuteResult, out: StepOutput, done_ns: int) -> None:
+        """Apply one executed step. Sequences that were aborted meanwhile emit nothing."""
+        self._device_ns = result.device_ns
+        for chunk in plan.chunks:
+            if not chunk.sequence.abort_requested:
+                self._computed(chunk)
+        for chunk in plan.chunks:
+            seq = chunk.sequence
+            if seq.abort_requested:
+                self.finish(seq, FinishReason.ABORTED, out, done_ns)
+            elif chunk.num_samples:
+                self._emit(seq, result.samples[chunk.request_id], out, done_ns)
+
+    def _computed(self, chunk: Chunk) -> None:
+        seq, end = chunk.sequence, chunk.start + chunk.count
+        seq.num_computed = end
+        new = max(0, end - max(chunk.start, seq.high_water))
+        again = chunk.count - new
+        seq.computed_tokens += new
+        seq.recomputed_tokens += again
+        self.computed_tokens += new
+        self.recomputed_tokens += again
+        seq.high_water = max(seq.high_water, end)
+        self.recorder.decide(("chunk", seq.seq_id, chunk.count, chunk.start))
+        self.allocator.commit(seq)
+
+    def _emit(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
+        """One token a branch. The n first tokens of a parallel request come from one row of logits."""
+        request = seq.request
+        branches = [seq]
+        if len(sample.tokens) > 1:
+            request.forked = True
+            branches += [self.fork(seq, done_ns) for _ in range(len(sample.tokens) - 1)]
+        for branch, token in zip(branches, sample.tokens, strict=True):
+            self._emit_one(branch, token, out, done_ns)
+
+    def _emit_one(self, seq: Sequence, token: int, out: StepOutput, done_ns: int) -> None:
+        forced = seq.params.forced_output
+        if forced is not None:
+            token = forced[seq.num_output]
+        seq.tokens.append(token)
+        request = seq.request
+        if request.t_first_token_ns is None:
+            request.t_first_token_ns = done_ns
+            self.recorder.decide(("first_token", request.request_id))
+        if seq.t_first_token_ns is None:
+            seq.t_first_token_ns = done_ns
+        elif seq.t_last_token_ns is not None:
+            seq.itl_max_ns = max(seq.itl_max_ns or 0, done_ns - seq.t_last_token_ns)
+        seq.t_last_token_ns = done_ns
+        out.tokens.setdefault(seq.seq_id, []).append(token)
+        self._emitted.append((seq.seq_id, 1))
+        reason = self._finish_reason(seq, token)
+        if reason is not None:
+            self.finish(seq, reason, out, done_ns)
+
+    def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind."""
+        params = seq.params
+        if seq.num_output >= params.min_tokens and (
+            token in params.stop_token_ids or (not params.ignore_eos and token in self.eos)
+        ):
+            return FinishReason.STOP
+        if seq.num_output >= params.max_tokens:
+            return FinishReason.LENGTH
+        if seq.num_tokens >= self.config.effective_len:
+            by_model = self.config.max_model_len == self.config.effective_len
+            return FinishReason.LENGTH if by_model else FinishReason.CAPACITY
+        return None
+
+    def fork(self, parent: Sequence, now_ns: int) -> Sequence:
+        """A new branch with the parent's tokens; it runs if there is a seat and room, else it waits alone."""
+        request = parent.request
+        branch = len(request.sequences)
+        child = Sequence(
+            seq_id=f"{request.request_id}#{branch}",
+            branch=branch,
+            request=request,
+            order=(*parent.order[:3], branch),
+            tokens=list(parent.tokens),
+            num_prompt=parent.num_prompt,
+            keys=list(parent.keys),
+            high_water=parent.high_water,
+            t_first_token_ns=parent.t_first_token_ns,
+            t_last_token_ns=parent.t_last_token_ns,
+            wait_since_step=self.allocator.step,
+        )
+        request.sequences.append(child)
+        request.num_live += 1
+        self.forked.append(child)
+        self.recorder.decide(("forked", child.seq_id, parent.seq_id))
+        full = len(self.scheduler.running) >= self.config.seats
+        if full or isinstance(self.allocator.fork(parent, child), Shortage):
+            self.scheduler.park(child, now_ns)
+        else:
+            child.state = RequestState.RUNNING
+            insort(self.scheduler.running, child, key=lambda s: s.order)
+        return child
+
+    def finish(self, seq: Sequence, reason: FinishReason, out: StepOutput, now_ns: int) -> None:
+        """End one sequence and give its blocks back; the request ends with its last sequence."""
+        if seq.state is RequestState.RUNNING:
+            self.scheduler.running.remove(seq)
+        else:
+            self.scheduler.waiting.remove(seq)
+            if seq.t_preempted_ns is not None:
+                seq.preempted_ns += now_ns - seq.t_preempted_ns
+        self.allocator.release(seq)
+        seq.state, seq.finish_reason, seq.t_done_ns = RequestState.FINISHED, reason, now_ns
+        if reason is FinishReason.ABORTED:
+            self.recorder.decide(("aborted", seq.seq_id, seq.num_output))
+        else:
+            self.recorder.decide(("finished", seq.seq_id, reason.value, seq.num_output))
+        out.finished[seq.seq_id] = reason
+        self._num_finished += 1
+        request = seq.request
+        request.num_live -= 1
+        if request.num_live == 0:
+            out.ended.append(request.request_id)
+            if self.recorder.enabled:
+                self.pending.append(views.request_event(request, "finished", now_ns))
+
+    def seal(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> None:
+        """The step's event, then the endings whose decisions it holds."""
+        if self.recorder.enabled and (out.plan or self.recorder.has_decisions):
+            self.recorder.seal(**self._fields(out, start_ns, planned_ns, done_ns, step))
+        self._emitted, self._device_ns, self._num_finished = [], 0, 0
+        self._before = self._totals()
+        for event in self.pending:
+            self.recorder.request(event)
+        self.pending = []
+
+    def _totals(self) -> tuple[int, int, int, int]:
+        return (self.query_tokens, self.hit_tokens, self.allocator.num_evictions, self.allocator.num_copies)
+
+    def _fields(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> dict[str, object]:
+        scheduler, pool = self.scheduler, self.allocator.pool
+        query, hit, evictions, copies = (a - b for a, b in zip(self._totals(), self._before, strict=True))
+        head = scheduler.head_of_line
+        decode = sum(c.count == 1 and c.num_samples == 1 and c.start >= c.sequence.num_prompt for c in out.plan.chunks)
+        return {
+            "step": step,
+            "t_start_ns": start_ns,
+            "t_planned_ns": planned_ns,
+            "t_done_ns": done_ns,
+            "device_ns": self._device_ns,
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "prefill_tokens": out.plan.num_tokens - decode,
+            "decode_tokens": decode,
+            "used_blocks": pool.num_used,
+            "idle_blocks": pool.num_idle,
+            "fresh_blocks": pool.num_fresh,
+            "in_transfer_blocks": pool.num_in_transfer,
+            "filled_slots": pool.filled_used,
+            "reserved_unused_slots": pool.num_used * pool.block_size - pool.filled_used,
+            "query_tokens": query,
+            "hit_tokens": hit,
+            "evictions": evictions,
+            "preemptions": len(out.preempted),
+            "copies": copies,
+            "admitted": len(out.admitted),
+            "finished": self._num_finished,
+            "waiting_reason": head.wait_reason.value if head and head.wait_reason else "",
+            "head_of_line": head.seq_id if head else "",
+            "emitted": self._emitted,
+        }

@@ -1,0 +1,159 @@
+"""What every allocator does the same way: hold the pool, write tables, release them, count and record.
+
+An allocator answers three questions: may this sequence start (``try_admit``), may it grow (``grow``), may it branch
+(``fork``). A refusal is a ``Shortage`` and changes nothing, the eviction order included.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvtop.engine.block_pool import BlockPool
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.errors import InvariantError
+from kvtop.engine.evictors import Children, make_evictor
+from kvtop.engine.prefix_cache import Lookup
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.sequence import Sequence
+from kvtop.engine.types import Eviction, Shortage
+
+GROUP = 0  # the only KV group so far
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence may start: ``cached`` tokens are there, blocks for ``count`` more are in its table."""
+
+    cached: int
+    count: int
+    need_blocks: int
+    have_blocks: int
+    lookup: Lookup
+
+
+class _NoChildren:
+    def num_children(self, block: int) -> int:
+        return 0
+
+    def parent(self, block: int) -> int | None:
+        return None
+
+
+class Allocator(ABC):
+    """Base of all allocators. ``step`` is set by the engine before anything else happens in a step."""
+
+    def __init__(self, config: EngineConfig, recorder: AnyRecorder, children: Children | None = None) -> None:
+        self.config = config
+        self.recorder = recorder
+        self.block_size = config.block_size
+        evictor = make_evictor(config.eviction, config.num_blocks, children or _NoChildren())
+        self.pool = BlockPool(config.num_blocks, config.block_size, evictor, config.deferred_free_steps)
+        self.step = 0
+        self.promised = 0  # blocks promised to admitted sequences and not allocated yet
+        self.copies: list[tuple[int, int]] = []  # (source, destination) the executor has not done yet
+        self.num_copies = 0
+        self.num_evictions = 0
+        self.evictions: list[Eviction] = []  # of this step
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def try_admit(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
+        """Start ``seq`` if its whole known length fits: touch the hits and allocate the first chunk, atomically.
+
+        The first chunk is as much as ``budget`` tokens allow; the other blocks it will need are promised to it.
+        """
+
+    @abstractmethod
+    def grow(self, seq: Sequence, end: int) -> Shortage | None:
+        """Make positions ``num_computed .. end - 1`` writable: new blocks, and a copy of a shared last block."""
+
+    @abstractmethod
+    def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
+        """Give ``child`` the computed tokens of ``parent``; on a Shortage the child has nothing and must wait."""
+
+    def room(self, seq: Sequence) -> int:
+        """Tokens ``seq`` could compute now without taking anything from another sequence."""
+        free_slots = len(seq.block_table) * self.block_size - seq.num_computed
+        return free_slots + (self.pool.num_fresh + self.pool.num_idle) * self.block_size
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """Tokens a lookup of ``seq`` would find now."""
+        return 0
+
+    def commit(self, seq: Sequence) -> None:
+        """``seq.num_computed`` has grown: account the written slots (and publish, where prefixes are cached)."""
+        size, end = self.block_size, seq.num_computed
+        for index in range(max(0, end - 1) // size, -1, -1):
+            block = seq.block_table[index]
+            want = min(size, end - index * size)
+            if self.pool.filled[block] >= want:
+                return
+            self.pool.set_filled(block, want)
+
+    def release(self, seq: Sequence) -> None:
+        """Give back every block of ``seq``, tail first, so that a chain's head outlives its tail."""
+        table = seq.block_table[::-1]
+        self.pool.release(table, seq.seq_id, self.is_published, self.step)
+        for block in table:
+            self.recorder.decide(("free", seq.seq_id, GROUP, block, "release"))
+        self.promised -= seq.promised
+        seq.promised = 0
+        seq.block_table = []
+        seq.num_published = 0
+        seq.num_computed = 0
+
+    def is_published(self, block: int) -> bool:
+        return False
+
+    def begin_step(self, step: int) -> None:
+        self.step = step
+        self.evictions = []
+        self.pool.end_transfers(step)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _take(self, blocks: list[int], seq: Sequence) -> None:
+        """Take planned blocks and append them to the table."""
+        self.pool.take(blocks, seq.seq_id)
+        decide = self.recorder.decide
+        for block in blocks:
+            decide(("alloc", seq.seq_id, GROUP, block, len(seq.block_table) * self.block_size))
+            seq.block_table.append(block)
+        seq.peak_blocks = max(seq.peak_blocks, len(seq.block_table))
+
+    def _copy_block(self, source: int, dest: int, seq: Sequence, index: int) -> None:
+        """Ask the executor for a copy into ``dest`` (taken already), written slots included."""
+        self.copies.append((source, dest))
+        self.num_copies += 1
+        self.pool.set_filled(dest, self.pool.filled[source])
+        self.recorder.decide(("copy", seq.seq_id, GROUP, dest, source, index * self.block_size))
+
+    def drop_copies(self, seq: Sequence) -> None:
+        """``seq`` is preempted before the step ran: what it asked to be copied is not needed any more."""
+        table = set(seq.block_table)
+        self.copies = [(source, dest) for source, dest in self.copies if dest not in table]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raises InvariantError when the pool's references are not exactly the tables' entries and the pins."""
+        self.pool.check()
+        refs = list(self.pool.pins)
+        promised = 0
+        for seq in sequences:
+            promised += seq.promised
+            if len(seq.block_table) * self.block_size < seq.num_computed:
+                raise InvariantError(f"{seq.seq_id}: {seq.num_computed} computed, {len(seq.block_table)} blocks")
+            for block in seq.block_table:
+                refs[block] += 1
+        for block, count in enumerate(refs):
+            if count != self.pool.refcount[block]:
+                raise InvariantError(
+                    f"block {block}: refcount {self.pool.refcount[block]}, tables and pins hold {count}"
+                )
+        if promised != self.promised:
+            raise InvariantError(f"promised {self.promised} blocks, sequences hold promises for {promised}")

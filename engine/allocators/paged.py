@@ -1,0 +1,223 @@
+"""Paged allocation: blocks on demand, shared by refcount, found again through the prefix cache.
+
+(Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023, §4;
+the tree over prefixes is that of Zheng et al., "SGLang", 2024, with whole blocks as edges.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtop.engine.allocators.base import GROUP, Admission, Allocator
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.errors import InvariantError
+from kvtop.engine.prefix_cache import KeyFn, Lookup, PrefixCache
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.sequence import Sequence
+from kvtop.engine.types import Eviction, MissReason, ResetResult, Shortage, WaitReason
+
+
+class PagedAllocator(Allocator):
+    """Block tables over one pool."""
+
+    def __init__(self, config: EngineConfig, recorder: AnyRecorder, key_fn: KeyFn | None = None) -> None:
+        self.cache = PrefixCache(
+            config.num_blocks, config.block_size, key_fn=key_fn, ghost_entries=config.ghost_entries
+        )
+        super().__init__(config, recorder, self.cache)
+        self.caching = config.caching
+
+    def is_published(self, block: int) -> bool:
+        return self.cache.is_published(block)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def try_admit(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
+        pool = self.pool
+        hits = self.cache.match(seq) if self.caching else []
+        missing = self.blocks_for(seq.num_tokens) - len(hits)
+        idle_hits = {b for b in hits if not pool.refcount[b]}
+        # An idle hit stops being evictable, so it costs one block of what is free; a hit in use costs nothing.
+        need = missing + len(idle_hits)
+        reserve = self.config.reserve_blocks if running else 0
+        have = pool.num_fresh + pool.num_idle - self.promised - reserve
+        if need > have:
+            return Shortage(self._why_short(need, have), need, max(0, have))
+        cached = len(hits) * self.block_size
+        count = min(seq.num_tokens - cached, budget)
+        first = self.blocks_for(cached + count) - len(hits)
+        plan = pool.plan(first, idle_hits)
+        if plan is None:
+            return Shortage(WaitReason.FAULT if pool.fault else WaitReason.PINNED, need, max(0, have))
+        lookup = self._explain(seq, hits, running)
+        for index, block in enumerate(hits):
+            pool.acquire(block, seq.seq_id)
+            self.cache.touch(block, self.step)
+            seq.block_table.append(block)
+            self.recorder.decide(("share", seq.seq_id, GROUP, block, index * self.block_size, "hit"))
+        self._evict_and_take(plan, seq)
+        seq.num_published = len(hits)
+        seq.cache_epoch = self.cache.epoch
+        seq.promised = missing - first
+        self.promised += seq.promised
+        return Admission(cached, count, need, have, lookup)
+
+    def grow(self, seq: Sequence, end: int) -> Shortage | None:
+        index = seq.num_computed // self.block_size
+        copy = index < len(seq.block_table) and not self.writable(seq.block_table[index])
+        new = self.blocks_for(end) - len(seq.block_table)
+        if new <= 0 and not copy:
+            return None
+        new = max(0, new)
+        plan = self.pool.plan(new + copy)
+        if plan is None:
+            have = self.pool.num_fresh + self.pool.num_idle
+            reason = WaitReason.FAULT if self.pool.fault else self._why_short(new + copy, have)
+            return Shortage(reason, new + copy, have)
+        if copy:
+            self._copy_on_write(seq, index, plan.pop(0))
+        self._evict_and_take(plan, seq)
+        kept = min(seq.promised, new)
+        seq.promised -= kept
+        self.promised -= kept
+        return None
+
+    def room(self, seq: Sequence) -> int:
+        room = super().room(seq)
+        index = seq.num_computed // self.block_size
+        if index < len(seq.block_table) and not self.writable(seq.block_table[index]):
+            # The shared last block must be copied first: without a block for the copy its free slots are no use.
+            spare = self.pool.num_fresh + self.pool.num_idle
+            return room - self.block_size if spare else 0
+        return room
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        return self.cache.num_matching(seq) if self.caching else 0
+
+    def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
+        for index, block in enumerate(parent.block_table):
+            self.pool.acquire(block, child.seq_id)
+            child.block_table.append(block)
+            self.recorder.decide(("share", child.seq_id, GROUP, block, index * self.block_size, "fork"))
+        child.num_computed = parent.num_computed
+        child.num_published = parent.num_published
+        child.cache_epoch = parent.cache_epoch
+        child.peak_blocks = len(child.block_table)
+        return None
+
+    def writable(self, block: int) -> bool:
+        """Exactly one table holds it, and the tree does not."""
+        return self.pool.refcount[block] - self.pool.pins[block] == 1 and not self.cache.is_published(block)
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def commit(self, seq: Sequence) -> None:
+        super().commit(seq)
+        full = seq.num_computed // self.block_size
+        if not self.caching or seq.num_published >= full or seq.cache_epoch != self.cache.epoch:
+            return
+        self.cache.extend_keys(seq)
+        for index in range(seq.num_published, full):
+            own = seq.block_table[index]
+            standing = self.cache.publish(seq, index, self.step)
+            if standing is None:  # the key belongs to other tokens: nothing behind this block can be found either
+                seq.cache_epoch = -1
+                return
+            if standing == own:
+                self.recorder.decide(
+                    ("publish", seq.seq_id, GROUP, own, self.cache.key[own], self.cache.parent_key(own))
+                )
+            else:
+                self._switch_to(standing, seq, index)
+            seq.num_published = index + 1
+
+    def _switch_to(self, standing: int, seq: Sequence, index: int) -> None:
+        """Another sequence published the same tokens first: use its block and release the own copy.
+
+        Otherwise the next block would hang under a parent that the tree does not know.
+        """
+        own = seq.block_table[index]
+        self.pool.acquire(standing, seq.seq_id)
+        self.cache.last_use_step[standing] = self.step
+        seq.block_table[index] = standing
+        self.recorder.decide(("share", seq.seq_id, GROUP, standing, index * self.block_size, "dedup"))
+        self.pool.release([own], seq.seq_id, self.is_published, self.step)
+        self.recorder.decide(("free", seq.seq_id, GROUP, own, "dedup"))
+
+    def release(self, seq: Sequence) -> None:
+        for block in seq.block_table[: seq.num_published]:
+            self.cache.last_use_step[block] = self.step
+        super().release(seq)
+
+    def reset(self) -> ResetResult:
+        """Forget every prefix. Blocks in use stay with their owners and are never published again."""
+        result = ResetResult.DONE
+        for block in self.cache.leaves_first():
+            key = self.cache.key[block]
+            self.cache.unpublish(block, self.step, "reset")
+            self.recorder.decide(("unpublish", GROUP, block, key, "reset"))
+            if self.pool.refcount[block]:
+                result = ResetResult.PARTIAL
+            else:
+                self.pool.to_fresh(block)
+        self.cache.epoch += 1
+        self.recorder.decide(("cleared", result.value))
+        return result
+
+    def evict(self, block: int, cause: str) -> None:
+        """Take an idle block out of the tree: it becomes fresh."""
+        cache = self.cache
+        key, parent_key = cache.key[block], cache.parent_key(block)
+        assert key is not None
+        age, idle = self.step - cache.published_step[block], self.step - cache.last_use_step[block]
+        eviction = Eviction(block, key, parent_key, cause, self.step, age, idle, cache.uses[block])
+        cache.unpublish(block, self.step, cause)
+        self.pool.to_fresh(block)
+        self.evictions.append(eviction)
+        self.num_evictions += 1
+        self.recorder.decide(("evict", cause, GROUP, block, key, parent_key, age, idle, eviction.uses))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _evict_and_take(self, plan: list[int], seq: Sequence) -> None:
+        for block in plan:
+            if self.cache.is_published(block):
+                self.evict(block, seq.seq_id)
+        self._take(plan, seq)
+
+    def _copy_on_write(self, seq: Sequence, index: int, dest: int) -> None:
+        source = seq.block_table[index]
+        if self.cache.is_published(dest):
+            self.evict(dest, seq.seq_id)
+        self.pool.take([dest], seq.seq_id)
+        seq.block_table[index] = dest
+        seq.num_published = min(seq.num_published, index)
+        self._copy_block(source, dest, seq, index)
+        self.pool.release([source], seq.seq_id, self.is_published, self.step)
+
+    def _why_short(self, need: int, have: int) -> WaitReason:
+        """Pinned, when the blocks that only pins hold would have been enough."""
+        pool = self.pool
+        held = sum(1 for b, pins in enumerate(pool.pins) if pins and pool.refcount[b] == pins) if any(pool.pins) else 0
+        return WaitReason.PINNED if held and need <= have + held else WaitReason.NO_BLOCKS
+
+    def _explain(self, seq: Sequence, hits: list[int], running: list[Sequence]) -> Lookup:
+        if not self.caching:
+            return Lookup([], MissReason.CACHE_OFF)
+        return self.cache.explain(seq, hits, running)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        sequences = list(sequences)
+        super().check(sequences)
+        self.cache.check()
+        for block in range(self.config.num_blocks):
+            idle_or_used = self.pool.refcount[block] or block in self.pool.evictor
+            if self.cache.is_published(block) and block in self.pool.fresh:
+                raise InvariantError(f"block {block} is published and fresh")
+            if not self.cache.is_published(block) and idle_or_used and not self.pool.refcount[block]:
+                raise InvariantError(f"block {block} is idle but not published")
+        for seq in sequences:
+            for block in seq.block_table[: seq.num_published]:
+                # A reset unpublishes under running sequences; their epoch is old then.
+                if not self.cache.is_published(block) and seq.cache_epoch == self.cache.epoch:
+                    raise InvariantError(f"{seq.seq_id}: block {block} counts as published and is not")

@@ -1,0 +1,338 @@
+"""The engine: schedule, execute, account. One ``step`` is those three calls; everything else is at its edges."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from kvtop.engine import views
+from kvtop.engine.accounting import Accountant
+from kvtop.engine.allocators.paged import PagedAllocator
+from kvtop.engine.allocators.registry import make_allocator
+from kvtop.engine.clock import Clock, RealClock, VirtualClock
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.errors import EngineStalled, InvalidRequest, KvtopError, QueueFull, RequestTooLong
+from kvtop.engine.events import Keyframe
+from kvtop.engine.executors.null import NullExecutor
+from kvtop.engine.policies.registry import PolicyContext
+from kvtop.engine.prefix_cache import KeyFn
+from kvtop.engine.recorder import AnyRecorder, NullRecorder
+from kvtop.engine.scheduler import Scheduler
+from kvtop.engine.sequence import Request, Sequence
+from kvtop.engine.types import (
+    BlockView,
+    Executor,
+    ExtraKey,
+    FinishReason,
+    KVCounters,
+    RequestSpec,
+    RequestState,
+    RequestView,
+    ResetResult,
+    SamplingParams,
+    StepOutput,
+)
+
+
+class Engine:
+    """A paged engine over any executor.
+
+    ``clock`` defaults to virtual time under a NullExecutor and to real time otherwise; ``recorder`` to none.
+    ``key_fn(parent_key, tokens, extra)`` replaces the prefix keys (fault injection).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        clock: Clock | None = None,
+        recorder: AnyRecorder | None = None,
+        key_fn: KeyFn | None = None,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.clock = clock or (VirtualClock() if isinstance(executor, NullExecutor) else RealClock())
+        self.recorder = recorder or NullRecorder()
+        self.allocator = make_allocator(config, self.recorder, key_fn)
+        context = PolicyContext(step=0, cached_tokens=self.allocator.cached_tokens)
+        self.scheduler = Scheduler(config, self.allocator, self.recorder, context)
+        self.accountant = Accountant(config, self.allocator, self.scheduler, self.recorder, executor)
+        self.num_steps = 0
+        self._requests: dict[str, Request] = {}  # live ones
+        self._sequences: dict[str, Sequence] = {}  # live ones
+        self._finished: OrderedDict[str, RequestView] = OrderedDict()
+        self._num_submitted = 0
+        self._in_flight = False
+
+    # -- requests in ---------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        arrival_ns: int | None = None,
+        priority: int = 0,
+        extra_key: ExtraKey | None = None,
+        block_keys: Mapping[int, str | int] | None = None,
+    ) -> str:
+        """Queue one request and return its id. ``arrival_ns`` is its intended time (now, if None).
+
+        Raises:
+            RequestTooLong: the prompt reaches the effective length.
+            QueueFull: ``max_queue`` sequences wait already.
+            InvalidRequest: an empty prompt, a token that is none, an id in use.
+        """
+        return self.submit_spec(
+            RequestSpec(
+                prompt=prompt,
+                params=params or SamplingParams(),
+                request_id=request_id,
+                arrival_ns=arrival_ns,
+                priority=priority,
+                extra_key=extra_key,
+                block_keys=block_keys,
+            )
+        )
+
+    def submit_spec(self, spec: RequestSpec) -> str:
+        """As ``submit``, for a request as workloads hand it over. A refused one is recorded as rejected."""
+        now = self.clock.now_ns()
+        request_id = spec.request_id if spec.request_id is not None else f"r{self._num_submitted}"
+        sched = now if spec.arrival_ns is None else spec.arrival_ns
+        request = Request(request_id, spec, self._num_submitted, sched, now)
+        self._num_submitted += 1
+        self.recorder.request(views.request_event(request, "arrived", now))
+        try:
+            self._validate(request)
+        except InvalidRequest as error:
+            self.recorder.decide(("rejected", request_id, len(spec.prompt), type(error).__name__))
+            if self.recorder.enabled:
+                self.accountant.pending.append(views.rejected_event(request, now, str(error)))
+            raise
+        seq = Sequence(
+            seq_id=request_id,
+            branch=0,
+            request=request,
+            order=(spec.priority, sched, request.submission, 0),
+            tokens=list(spec.prompt),
+            num_prompt=len(spec.prompt),
+            wait_since_step=self.num_steps,
+        )
+        request.sequences.append(seq)
+        request.num_live = 1
+        self._requests[request_id] = request
+        self._sequences[request_id] = seq
+        self.recorder.decide(("arrived", request_id, seq.num_prompt))
+        self.scheduler.waiting.push(seq)
+        return request_id
+
+    def _validate(self, request: Request) -> None:
+        spec, request_id, limit = request.spec, request.request_id, self.config.effective_len
+        if request_id in self._requests or request_id in self._sequences:
+            raise InvalidRequest(f"request id {request_id!r} is in use")
+        if not len(spec.prompt):
+            raise InvalidRequest(f"request {request_id!r}: empty prompt, expected at least one token")
+        if len(spec.prompt) >= limit:
+            raise RequestTooLong(len(spec.prompt), limit, request_id)
+        vocab = getattr(self.executor, "vocab_size", None)
+        low, high = min(spec.prompt), max(spec.prompt)
+        if low < 0 or (vocab is not None and high >= vocab):
+            bad = low if low < 0 else high
+            raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {vocab})")
+        if spec.params.stop:
+            raise InvalidRequest(f"request {request_id!r}: stop strings need a tokenizer; use stop_token_ids")
+        if spec.params.prompt_logprobs:
+            raise InvalidRequest(f"request {request_id!r}: prompt_logprobs is not supported by this engine")
+        request.extra = views.normalise_extra(spec.extra_key, request_id)
+        if self.config.max_queue is not None and len(self.scheduler.waiting) >= self.config.max_queue:
+            raise QueueFull(f"request {request_id!r}: {len(self.scheduler.waiting)} wait, max_queue is reached")
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Schedule, execute, account. With nothing to do the output is empty and no counter moves.
+
+        An exception of the executor leaves every table as planned: the same step can be tried again.
+        """
+        if not self.has_requests:
+            return self._flush()
+        start = self.clock.now_ns()
+        plan = self.scheduler.schedule(self.num_steps, start)
+        planned = self.clock.now_ns()
+        out = self.accountant.begin(plan, start, planned)
+        if plan:
+            self._in_flight = True
+            try:
+                result = self.executor.execute(plan)
+            finally:
+                self._in_flight = False
+            self.allocator.copies = []
+            if self.clock.virtual:
+                self.clock.advance(result.device_ns)
+            self.accountant.account(plan, result, out, self.clock.now_ns())
+        else:
+            out.stalled = self.scheduler.stall()
+        self._register_forks(out)
+        self.accountant.seal(out, start, planned, self.clock.now_ns(), self.num_steps)
+        self._forget_finished(out)
+        self.num_steps += 1
+        return out
+
+    def run(self) -> None:
+        """Step until idle.
+
+        Raises:
+            EngineStalled: nothing can advance; names the request and what it needs.
+        """
+        while self.has_requests:
+            out = self.step()
+            if out.stalled is not None:
+                stall = out.stalled
+                raise EngineStalled(
+                    f"nothing can advance: {stall.request_id} waits ({stall.reason.value}), "
+                    f"needs {stall.need}, has {stall.have}"
+                )
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def has_work(self) -> bool:
+        """A ``step`` would do something: requests live, or decisions wait to be sealed into an event."""
+        return bool(self._sequences or self.accountant.pending or self.recorder.has_decisions)
+
+    def _flush(self) -> StepOutput:
+        """Seal what happened between steps (an abort, a rejection) although no step follows."""
+        out = self.accountant.begin_empty(self.num_steps)
+        if self.allocator.pool.num_in_transfer:
+            self.num_steps += 1
+            self.allocator.begin_step(self.num_steps)
+        if self.has_work:
+            now = self.clock.now_ns()
+            self.accountant.seal(out, now, now, now, self.num_steps)
+        return out
+
+    def _register_forks(self, out: StepOutput) -> None:
+        for seq in self.accountant.forked:
+            self._sequences[seq.seq_id] = seq
+        self.accountant.forked = []
+
+    def _forget_finished(self, out: StepOutput) -> None:
+        """Finished sequences leave every dict; a bounded number of views stays readable."""
+        for seq_id in out.finished:
+            seq = self._sequences.pop(seq_id)
+            self._finished[seq_id] = views.request_view(seq, None)
+            while len(self._finished) > self.config.keep_finished:
+                self._finished.popitem(last=False)
+        for request_id in out.ended:
+            del self._requests[request_id]
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> bool:
+        """End a request (all branches) or one branch; its blocks are free when this returns. False: not alive.
+
+        While a step is in flight its blocks may still be written: then they are freed when it is accounted, and no
+        token of it is emitted any more.
+        """
+        if request_id in self._requests:
+            targets = [s for s in self._requests[request_id].sequences if s.state is not RequestState.FINISHED]
+        elif request_id in self._sequences:
+            targets = [self._sequences[request_id]]
+        else:
+            return False
+        out = self.accountant.begin_empty(self.num_steps)
+        for seq in targets:
+            if self._in_flight and seq.state is RequestState.RUNNING:
+                seq.abort_requested = True
+            else:
+                self.accountant.finish(seq, FinishReason.ABORTED, out, self.clock.now_ns())
+        self._forget_finished(out)
+        return True
+
+    def fork(self, request_id: str, n: int) -> list[str]:
+        """Branch a running sequence whose prompt is computed into ``n`` in total; returns the new ids.
+
+        A branch for which there is no seat (or, without paging, no room) waits alone.
+
+        Raises:
+            InvalidRequest: not running, still computing its prompt, or n < 2.
+        """
+        seq = self._sequences.get(request_id)
+        if seq is None or seq.state is not RequestState.RUNNING:
+            raise InvalidRequest(f"cannot fork {request_id!r}: it is not running")
+        if seq.num_tokens - seq.num_computed != 1 or not seq.num_output:
+            raise InvalidRequest(f"cannot fork {request_id!r}: its prompt is not computed yet")
+        if n < 2:
+            raise InvalidRequest(f"cannot fork {request_id!r} into {n}: n is the total and at least 2")
+        seq.request.forked = True
+        children = [self.accountant.fork(seq, self.clock.now_ns()) for _ in range(n - 1)]
+        self._register_forks(StepOutput(self.num_steps))
+        return [child.seq_id for child in children]
+
+    def pin(self, block: int) -> None:
+        """Hold a used or idle block: it is neither reused nor evicted until ``unpin``."""
+        self.allocator.pool.pin(block)
+        self.recorder.decide(("pin", 0, block))
+
+    def unpin(self, block: int) -> None:
+        self.allocator.pool.unpin(block, self.allocator.is_published(block), self.allocator.step)
+        self.recorder.decide(("unpin", 0, block))
+
+    def reset_prefix_cache(self) -> ResetResult:
+        """Forget every cached prefix. ``partial``: blocks in use were unpublished but stay with their owners."""
+        return self._paged("reset_prefix_cache").reset()
+
+    def evict(self, block: int) -> None:
+        """Injection: evict one idle block without published children now.
+
+        Raises:
+            InvalidRequest: the block is not idle, or a published child hangs under it.
+        """
+        allocator = self._paged("evict")
+        if block not in allocator.pool.evictor or allocator.cache.num_children(block):
+            raise InvalidRequest(f"cannot evict block {block}: it is not idle, or has published children")
+        allocator.evict(block, "forced")
+
+    def _paged(self, what: str) -> PagedAllocator:
+        if not isinstance(self.allocator, PagedAllocator):
+            raise KvtopError(f"{what} needs the paged allocator, this engine uses {self.config.allocator}")
+        return self.allocator
+
+    # -- looking in ----------------------------------------------------------------------------------------------
+
+    def counters(self) -> KVCounters:
+        return views.counters(self.allocator, self.scheduler, self.accountant)
+
+    def request(self, request_id: str) -> RequestView:
+        """A copy of one sequence's state; finished ones stay readable for a while (``keep_finished``).
+
+        Raises:
+            InvalidRequest: no such request.
+        """
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            return views.request_view(seq, self.scheduler.head_of_line)
+        if request_id in self._finished:
+            return self._finished[request_id]
+        raise InvalidRequest(f"no request {request_id!r}")
+
+    def block(self, block: int) -> BlockView:
+        return views.block_view(self.allocator, block, self._sequences.values())
+
+    def keyframe(self) -> Keyframe:
+        """The whole pool and request table now."""
+        return views.keyframe(self.allocator, self.scheduler, self.counters(), self.num_steps, self.clock.now_ns())
+
+    def check(self) -> None:
+        """Raises InvariantError on the first broken invariant. Complexity: O(pool + tables)."""
+        self.allocator.check(self._sequences.values())
+        views.check_queues(self.scheduler, self._sequences)
+
+    def close(self) -> None:
+        self.executor.close()

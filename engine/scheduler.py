@@ -1,0 +1,223 @@
+"""The scheduler: which tokens of which sequences the next step computes, within one token budget.
+
+    running, decodes first      nobody who runs is starved: one token each (seats <= budget)
+    running, unfinished chunks  by static order, with what is left of the budget
+    waiting                     in the order of the queue policy, while budget, seats and blocks last
+
+There is no prefill or decode phase: ``num_computed`` chases ``num_tokens``. It decides and records; it computes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from kvtop.engine.allocators.base import Admission, Allocator
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.policies.registry import PolicyContext, get_queue_policy
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.sequence import Sequence
+from kvtop.engine.types import Chunk, Plan, RequestState, Shortage, Stall, WaitReason
+from kvtop.engine.waiting import WaitingQueue
+
+
+class Scheduler:
+    """Owns the queue and the running list. One ``schedule`` a step."""
+
+    def __init__(
+        self, config: EngineConfig, allocator: Allocator, recorder: AnyRecorder, context: PolicyContext
+    ) -> None:
+        self.config = config
+        self.allocator = allocator
+        self.recorder = recorder
+        policy, context.params = get_queue_policy(config.policy, config.policy_params)
+        self.waiting = WaitingQueue(policy, context)
+        self.running: list[Sequence] = []  # in static order: the last one is the next victim
+        self.head_of_line: Sequence | None = None
+        self.shortage: Shortage | None = None  # why the head of the line was refused
+        self.num_preemptions = 0
+        self.preempted: list[Sequence] = []  # in this step
+        self.admitted: list[Sequence] = []
+        self.starved: list[Sequence] = []  # lone sequences that cannot grow: the engine ends them
+        self._blocking: Sequence | None = None
+        self._claimed = 0  # blocks in transfer that somebody waits for in this step
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def schedule(self, step: int, now_ns: int) -> Plan:
+        """The plan of this step; empty when nothing can run. ``stall()`` then says why."""
+        self.preempted, self.admitted, self.starved = [], [], []
+        self.head_of_line = self.shortage = None
+        self._claimed = 0
+        self.allocator.begin_step(step)
+        self.waiting.begin_step(step)
+        plan = Plan(step)
+        budget = self._schedule_running(plan, self.config.max_batched_tokens, now_ns)
+        self._admit(plan, budget, now_ns)
+        plan.copies = self.allocator.copies
+        return plan
+
+    def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
+        decodes = [seq for seq in self.running if seq.num_tokens - seq.num_computed == 1]
+        chunks = [seq for seq in self.running if seq.num_tokens - seq.num_computed > 1]
+        for seq in decodes + chunks:
+            if seq.state is not RequestState.RUNNING:  # preempted by somebody before it in this very loop
+                continue
+            left = seq.num_tokens - seq.num_computed
+            count = min(left, budget)
+            if count == 0 or (count < left and not self.config.chunked_prefill):
+                continue
+            count, given_back = self._make_room(seq, count, plan, now_ns)
+            budget += given_back
+            if count:
+                budget -= count
+                self._add(plan, seq, count)
+        return budget
+
+    def _admit(self, plan: Plan, budget: int, now_ns: int) -> None:
+        while (seq := self.waiting.head()) is not None:
+            refusal = self._refusal(seq, budget)
+            if refusal is None:
+                answer = self.allocator.try_admit(seq, budget, self.running)
+                if isinstance(answer, Admission):
+                    self._start(seq, answer, now_ns)
+                    self._add(plan, seq, answer.count)
+                    budget -= answer.count
+                    continue
+                refusal = answer
+            self._skip(seq, refusal)
+            return
+
+    def _refusal(self, seq: Sequence, budget: int) -> Shortage | None:
+        """Reasons not to try ``seq`` that have nothing to do with blocks."""
+        seats = self.config.seats
+        if self.preempted:
+            return Shortage(WaitReason.PREEMPTING, 0, 0)
+        if len(self.running) >= seats:
+            by_budget = seats < self.config.max_num_seqs
+            return Shortage(WaitReason.BUDGET if by_budget else WaitReason.SEATS, len(self.running) + 1, seats)
+        if budget == 0:
+            return Shortage(WaitReason.BUDGET, 1, 0)
+        if not self.config.chunked_prefill:
+            left = seq.num_tokens - (self.allocator.cached_tokens(seq) if budget < seq.num_tokens else 0)
+            if left > budget:
+                return Shortage(WaitReason.BUDGET, left, budget)
+        return None
+
+    def _start(self, seq: Sequence, admission: Admission, now_ns: int) -> None:
+        self.waiting.remove(seq)
+        insort(self.running, seq, key=lambda s: s.order)
+        seq.state = RequestState.RUNNING
+        seq.wait_reason = seq.wait_blocker = None
+        seq.num_computed = admission.cached
+        request, lookup = seq.request, admission.lookup
+        first = request.cached_tokens is None
+        if first:
+            request.cached_tokens = seq.cached_tokens = admission.cached
+            request.miss_reason = lookup.reason
+            seq.high_water = admission.cached
+        else:
+            seq.restored_tokens += admission.cached
+            if seq.t_preempted_ns is not None:
+                seq.preempted_ns += now_ns - seq.t_preempted_ns
+                seq.t_preempted_ns = None
+            seq.high_water = max(seq.high_water, admission.cached)
+        age = None if lookup.evicted_step is None else self.allocator.step - lookup.evicted_step
+        decide = self.recorder.decide
+        if first:
+            decide(
+                ("lookup", seq.seq_id, admission.cached, lookup.reason.value, lookup.evicted_by, lookup.missed_key, age)
+            )
+        kind = "admitted" if first else "resumed"
+        decide((kind, seq.seq_id, seq.num_tokens, admission.need_blocks, admission.have_blocks))
+        self.admitted.append(seq)
+
+    def _add(self, plan: Plan, seq: Sequence, count: int) -> None:
+        """Plan ``count`` more tokens of ``seq``; whoever reaches the end of the known tokens samples."""
+        samples = 0
+        if seq.num_computed + count == seq.num_tokens:
+            request = seq.request
+            samples = 1 if request.forked else request.params.n
+        plan.chunks.append(Chunk(seq.seq_id, seq.num_computed, count, samples, seq))
+
+    def _skip(self, seq: Sequence, shortage: Shortage) -> None:
+        self.head_of_line, self.shortage = seq, shortage
+        blocker = self._blocker(shortage)
+        name = blocker.seq_id if blocker else None
+        if (seq.wait_reason, seq.wait_blocker) != (shortage.reason, name):
+            seq.wait_reason, seq.wait_blocker = shortage.reason, name
+            self.recorder.decide(("skipped", seq.seq_id, shortage.reason.value, name, shortage.need, shortage.have))
+
+    def _blocker(self, shortage: Shortage) -> Sequence | None:
+        """Whose end would help most: the running sequence with the most blocks, until it stops running."""
+        if shortage.reason not in (WaitReason.NO_BLOCKS, WaitReason.NO_HOLE) or not self.running:
+            return None
+        if self._blocking is None or self._blocking.state is not RequestState.RUNNING:
+            self._blocking = max(self.running, key=lambda s: (len(s.block_table), s.order))
+        return self._blocking
+
+    # -- room ----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, seq: Sequence, count: int, plan: Plan, now_ns: int) -> tuple[int, int]:
+        """Blocks for up to ``count`` more tokens of ``seq``, preempting behind it only when not one token fits.
+
+        Returns the tokens that fit (0: not in this step) and the budget given back by victims already planned.
+        """
+        given_back = 0
+        while True:
+            fits = min(count, self.allocator.room(seq))
+            if fits == count or (fits and self.config.chunked_prefill):
+                shortage = self.allocator.grow(seq, seq.num_computed + fits)
+                if shortage is None:
+                    return fits, given_back
+                if shortage.reason is WaitReason.FAULT:
+                    return 0, given_back
+            if self._claimed < self.allocator.pool.num_in_transfer:
+                self._claimed += 1  # a victim's block is on its way: wait for it instead of taking another victim
+                return 0, given_back
+            victim = self.running[-1]
+            if victim is seq and len(self.running) == 1:
+                self.starved.append(seq)
+                return 0, given_back
+            given_back += self._preempt(victim, seq, plan, now_ns)
+            if victim is seq:
+                return 0, given_back
+            if self.config.deferred_free_steps:
+                self._claimed += 1
+                return 0, given_back
+
+    def _preempt(self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int) -> int:
+        """Recompute later: throw the victim's blocks away. Returns the budget of a chunk it had in this plan."""
+        given_back = 0
+        for index, chunk in enumerate(plan.chunks):
+            if chunk.sequence is victim:
+                given_back = plan.chunks.pop(index).count
+                break
+        self.allocator.drop_copies(victim)
+        lost, blocks = victim.num_computed, len(victim.block_table)
+        self.recorder.decide(("preempted", victim.seq_id, WaitReason.NO_BLOCKS.value, needy.seq_id, lost, blocks))
+        self.allocator.release(victim)
+        self.running.remove(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.preempted.append(victim)
+        self.park(victim, now_ns)
+        return given_back
+
+    def park(self, seq: Sequence, now_ns: int) -> None:
+        """Put a sequence without blocks back into the queue, at the place its own order gives it."""
+        seq.state = RequestState.PREEMPTED
+        seq.t_preempted_ns = now_ns
+        seq.wait_since_step = self.allocator.step
+        seq.wait_reason = seq.wait_blocker = None
+        self.waiting.push(seq)
+
+    def stall(self) -> Stall | None:
+        """Who is stuck on what, when the plan is empty and time alone will not help."""
+        if self.allocator.pool.num_in_transfer or self.starved or self.preempted:
+            return None
+        if self.head_of_line is not None and self.shortage is not None and not self.running:
+            short = self.shortage
+            return Stall(self.head_of_line.seq_id, short.reason, short.need, short.have)
+        if self.running:
+            return Stall(self.running[0].seq_id, WaitReason.FAULT, 1, self.allocator.pool.num_fresh)
+        return None

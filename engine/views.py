@@ -1,0 +1,236 @@
+"""Copies of the engine's state for whoever looks in: views, keyframes, the row of a finished request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvtop.engine.allocators.base import Allocator
+from kvtop.engine.allocators.paged import PagedAllocator
+from kvtop.engine.errors import InvalidRequest, InvariantError
+from kvtop.engine.events import BlockRow, Keyframe, RequestEvent, SequenceRow
+from kvtop.engine.scheduler import Scheduler
+from kvtop.engine.sequence import Request, Sequence
+from kvtop.engine.types import (
+    BlockState,
+    BlockView,
+    ExtraKey,
+    FinishReason,
+    KVCounters,
+    RequestState,
+    RequestTimes,
+    RequestView,
+    WaitReason,
+)
+
+if TYPE_CHECKING:
+    from kvtop.engine.accounting import Accountant
+
+
+def normalise_extra(extra: ExtraKey | None, request_id: str) -> tuple[tuple[str, str | int], ...]:
+    """Sorted (tag, value) pairs. Raises InvalidRequest for anything but a mapping of tags to strings or integers."""
+    if not extra:
+        return ()
+    if not isinstance(extra, Mapping):
+        raise InvalidRequest(
+            f"request {request_id!r}: extra_key is {extra!r}, expected tags such as {{'adapter': 'x'}}"
+        )
+    for tag, value in extra.items():
+        if not isinstance(tag, str) or not isinstance(value, str | int):
+            raise InvalidRequest(
+                f"request {request_id!r}: extra_key {tag!r} is {value!r}, expected a string or integer"
+            )
+    return tuple(sorted(extra.items()))
+
+
+def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
+    reason, blocker = seq.wait_reason, seq.wait_blocker
+    waiting = seq.state in (RequestState.WAITING, RequestState.PREEMPTED)
+    if waiting and head_of_line is not None and head_of_line is not seq:
+        reason, blocker = WaitReason.HEAD_OF_LINE, head_of_line.seq_id
+    return RequestView(
+        request_id=seq.seq_id,
+        state=seq.state,
+        prompt=tuple(seq.tokens[: seq.num_prompt]),
+        output=tuple(seq.output),
+        block_table=tuple(seq.block_table),
+        num_computed=seq.num_computed,
+        cached_tokens=seq.cached_tokens,
+        computed_tokens=seq.computed_tokens,
+        restored_tokens=seq.restored_tokens,
+        recomputed_tokens=seq.recomputed_tokens,
+        preemptions=seq.num_preemptions,
+        times=RequestTimes(
+            t_sched_ns=seq.request.t_sched_ns,
+            t_submit_ns=seq.request.t_submit_ns,
+            t_first_sched_ns=seq.request.t_first_sched_ns,
+            t_first_token_ns=seq.t_first_token_ns,
+            t_last_token_ns=seq.t_last_token_ns,
+            t_done_ns=seq.t_done_ns,
+        ),
+        finish_reason=seq.finish_reason,
+        wait_reason=reason if waiting else None,
+        wait_blocker=blocker if waiting else None,
+        miss_reason=seq.request.miss_reason,
+    )
+
+
+def block_view(allocator: Allocator, block: int, sequences: Iterable[Sequence]) -> BlockView:
+    """Complexity: O(tables); for one block at a time, on request."""
+    pool = allocator.pool
+    cache = allocator.cache if isinstance(allocator, PagedAllocator) else None
+    published = cache is not None and cache.is_published(block)
+    return BlockView(
+        block=block,
+        state=pool.state(block),
+        refcount=pool.refcount[block],
+        owners=tuple(s.seq_id for s in sequences for b in s.block_table if b == block),
+        pins=pool.pins[block],
+        tokens_filled=pool.filled[block],
+        published_key=cache.key[block] if cache else None,
+        last_use_step=cache.last_use_step[block] if cache and published else 0,
+        uses=cache.uses[block] if cache and published else 0,
+    )
+
+
+def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant) -> KVCounters:
+    pool = allocator.pool
+    return KVCounters(
+        used=pool.num_used,
+        idle=pool.num_idle,
+        fresh=pool.num_fresh,
+        in_transfer=pool.num_in_transfer,
+        query_tokens=accountant.query_tokens,
+        hit_tokens=accountant.hit_tokens,
+        restored_tokens=accountant.restored_tokens,
+        recomputed_tokens=accountant.recomputed_tokens,
+        computed_tokens=accountant.computed_tokens,
+        preemptions=scheduler.num_preemptions,
+        evictions=allocator.num_evictions,
+        copies=allocator.num_copies,
+    )
+
+
+def request_event(request: Request, phase: str, now_ns: int) -> RequestEvent:
+    """The row of a request that arrived or, with what is known by then, ended."""
+    spec, params, seqs = request.spec, request.params, request.sequences
+    gaps = [
+        (s.t_last_token_ns - s.t_first_token_ns) // (s.num_output - 1)
+        for s in seqs
+        if s.num_output > 1 and s.t_last_token_ns is not None and s.t_first_token_ns is not None
+    ]
+    itl = [s.itl_max_ns for s in seqs if s.itl_max_ns is not None]
+    last = [s.t_last_token_ns for s in seqs if s.t_last_token_ns is not None]
+    parked = sum(s.preempted_ns for s in seqs)
+    until = request.t_first_sched_ns if request.t_first_sched_ns is not None else now_ns
+    return RequestEvent(
+        phase=phase,
+        t_ns=now_ns,
+        request_id=request.request_id,
+        req_index=request.submission,
+        prompt_tokens=len(spec.prompt),
+        requested_output_tokens=params.max_tokens,
+        n=params.n,
+        priority=spec.priority,
+        tenant=spec.tenant,
+        klass=spec.klass,
+        session_id=spec.session_id,
+        turn=spec.turn,
+        parent_request_id=spec.parent_request_id,
+        t_sched_ns=request.t_sched_ns,
+        t_submit_ns=request.t_submit_ns,
+        output_tokens=sum(s.num_output for s in seqs),
+        t_first_sched_ns=request.t_first_sched_ns,
+        t_first_token_ns=request.t_first_token_ns,
+        t_last_token_ns=max(last, default=None),
+        t_done_ns=now_ns if phase == "finished" else None,
+        tpot_ns=sum(gaps) // len(gaps) if gaps else None,
+        itl_max_ns=max(itl, default=None),
+        hit_tokens=request.cached_tokens,
+        miss_reason=request.miss_reason.value if request.miss_reason else None,
+        restored_tokens=sum(s.restored_tokens for s in seqs),
+        recomputed_tokens=sum(s.recomputed_tokens for s in seqs),
+        num_preemptions=sum(s.num_preemptions for s in seqs),
+        preempted_ns=parked,
+        queue_total_ns=max(0, until - request.t_submit_ns) + parked,
+        peak_blocks=sum(s.peak_blocks for s in seqs),
+        shared_blocks_saved=0,
+        finish_reason=seqs[0].finish_reason.value if seqs and seqs[0].finish_reason else None,
+    )
+
+
+def rejected_event(request: Request, now_ns: int, error: str) -> RequestEvent:
+    """The row of a request that never entered the queue, and the one line that says why."""
+    event = request_event(request, "finished", now_ns)
+    return msgspec.structs.replace(event, finish_reason=FinishReason.REJECTED.value, error=error)
+
+
+def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, step: int, now_ns: int) -> Keyframe:
+    pool = allocator.pool
+    cache = allocator.cache if isinstance(allocator, PagedAllocator) else None
+    blocks = []
+    for block in range(pool.num_blocks):
+        state = pool.state(block)
+        if state is BlockState.FRESH:
+            continue
+        published = cache is not None and cache.is_published(block)
+        blocks.append(
+            BlockRow(
+                block=block,
+                state=state.value,
+                refcount=pool.refcount[block],
+                filled=pool.filled[block],
+                key=cache.key[block] if cache else None,
+                parent_key=cache.parent_key(block) if cache and published else None,
+                published_step=cache.published_step[block] if cache and published else 0,
+                last_use_step=cache.last_use_step[block] if cache and published else 0,
+                uses=cache.uses[block] if cache and published else 0,
+                pins=pool.pins[block],
+            )
+        )
+    rows = [_sequence_row(s, scheduler) for s in [*scheduler.running, *scheduler.waiting]]
+    return Keyframe(
+        step=step,
+        t_ns=now_ns,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        blocks=blocks,
+        sequences=rows,
+        totals=asdict(totals),
+    )
+
+
+def _sequence_row(seq: Sequence, scheduler: Scheduler) -> SequenceRow:
+    view = request_view(seq, scheduler.head_of_line)
+    return SequenceRow(
+        seq_id=seq.seq_id,
+        request_id=seq.request.request_id,
+        state=seq.state.value,
+        num_prompt=seq.num_prompt,
+        num_tokens=seq.num_tokens,
+        num_computed=seq.num_computed,
+        max_tokens=seq.params.max_tokens,
+        cached_tokens=seq.cached_tokens,
+        num_preemptions=seq.num_preemptions,
+        block_table=list(seq.block_table),
+        wait_reason=view.wait_reason.value if view.wait_reason else "",
+        wait_blocker=view.wait_blocker or "",
+        t_sched_ns=seq.request.t_sched_ns,
+        t_submit_ns=seq.request.t_submit_ns,
+        t_first_token_ns=seq.t_first_token_ns,
+        t_last_token_ns=seq.t_last_token_ns,
+    )
+
+
+def check_queues(scheduler: Scheduler, sequences: Mapping[str, Sequence]) -> None:
+    """Raises InvariantError when a live sequence is not in exactly one queue, or the running list is out of order."""
+    running, waiting = list(scheduler.running), list(scheduler.waiting)
+    if sorted(s.seq_id for s in [*running, *waiting]) != sorted(sequences):
+        raise InvariantError("the running and waiting lists are not exactly the live sequences")
+    if any(s.state is not RequestState.RUNNING for s in running) or any(s.block_table for s in waiting):
+        raise InvariantError("a running sequence is in another state, or a waiting one holds blocks")
+    if [s.order for s in running] != sorted(s.order for s in running):
+        raise InvariantError("the running list is not in static order")

@@ -1,0 +1,48 @@
+"""The waiting queue: sequences in the order of the queue policy. A preempted one returns to its own place."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any
+
+from kvtop.engine.policies.registry import PolicyContext, QueuePolicy
+from kvtop.engine.sequence import Sequence
+
+
+class WaitingQueue:
+    """A sorted list. With a static policy a key is computed once; with a dynamic one ``begin_step`` sorts anew."""
+
+    def __init__(self, policy: QueuePolicy, context: PolicyContext) -> None:
+        self._policy = policy
+        self._context = context
+        self._entries: list[tuple[tuple[Any, ...], Sequence]] = []
+        self._keys: dict[str, tuple[Any, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In queue order."""
+        return (seq for _, seq in self._entries)
+
+    def begin_step(self, step: int) -> None:
+        self._context.step = step
+        if self._policy.dynamic and len(self._entries) > 1:
+            self._entries = sorted((self._policy.key(seq, self._context), seq) for _, seq in self._entries)
+            self._keys = {seq.seq_id: key for key, seq in self._entries}
+
+    def head(self) -> Sequence | None:
+        return self._entries[0][1] if self._entries else None
+
+    def push(self, seq: Sequence) -> None:
+        """Complexity: O(log n) comparisons."""
+        key = self._policy.key(seq, self._context)
+        self._keys[seq.seq_id] = key
+        insort(self._entries, (key, seq))
+
+    def remove(self, seq: Sequence) -> None:
+        key = self._keys.pop(seq.seq_id)
+        index = bisect_left(self._entries, key, key=lambda entry: entry[0])
+        assert self._entries[index][1] is seq, f"{seq.seq_id} is not where its key says"
+        del self._entries[index]

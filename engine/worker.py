@@ -1,0 +1,145 @@
+"""Builds an engine from plain data. Imported only inside the engine's process, because it may load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.engine import Engine
+from kvtop.engine.errors import ConfigError, UnknownName
+from kvtop.engine.executors.null import NullExecutor
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.types import Executor
+
+Progress = Callable[[str, float | None], None]
+
+EXECUTORS = {
+    "torch": "a real model, in real time",
+    "null": "no model, virtual time: every step costs the same",
+}
+
+DEFAULT_KV_MEMORY_BYTES = 512 * 1024**2  # with neither num_blocks nor kv_memory_bytes given
+DEFAULT_BLOCK_SIZE = EngineConfig(num_blocks=1).block_size
+NULL_NUM_BLOCKS = 1024
+NULL_VOCAB_SIZE = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine and what run.json says about it."""
+
+    engine: Engine
+    info: dict[str, Any]
+    vocab_size: int
+    tokenizer: Any = None
+
+
+def build_engine(
+    *,
+    engine: dict[str, Any],
+    executor: str,
+    executor_params: dict[str, Any],
+    model: str,
+    device: str,
+    num_blocks: int | None,
+    kv_memory_bytes: int | None,
+    recorder: AnyRecorder,
+    progress: Progress,
+) -> Built:
+    """Load the model, size the pool, build the engine.
+
+    Raises:
+        UnknownName: an executor, policy, allocator or config key that does not exist.
+        ConfigError: sizes that cannot work, with the numbers.
+        ModelError: the model cannot be loaded.
+    """
+    if executor == "null":
+        return _build_null(engine, executor_params, num_blocks, recorder)
+    if executor == "torch":
+        return _build_torch(engine, executor_params, model, device, num_blocks, kv_memory_bytes, recorder, progress)
+    raise UnknownName("executor", executor, EXECUTORS)
+
+
+def _build_null(engine: dict[str, Any], params: dict[str, Any], num_blocks: int | None, recorder: AnyRecorder) -> Built:
+    for key in params:
+        if key not in ("step_time_ns", "vocab_size"):
+            raise UnknownName("parameter of the null executor", key, ("step_time_ns", "vocab_size"))
+    vocab_size = params.get("vocab_size", NULL_VOCAB_SIZE)
+    executor = NullExecutor(params.get("step_time_ns", 10_000_000))
+    config = EngineConfig.from_mapping({**engine, "num_blocks": num_blocks or NULL_NUM_BLOCKS})
+    built = Engine(config, executor, recorder=recorder)
+    info = {"model": "none", "device": "none", "dtype": None, "kv_bytes_per_block": None}
+    return Built(built, {**describe(built, "null"), **info, "vocab_size": vocab_size}, vocab_size)
+
+
+def _build_torch(
+    engine: dict[str, Any],
+    params: dict[str, Any],
+    model: str,
+    device: str,
+    num_blocks: int | None,
+    kv_memory_bytes: int | None,
+    recorder: AnyRecorder,
+    progress: Progress,
+) -> Built:
+    from kvtop.engine.executors.torch_executor import TorchExecutor
+
+    if params:
+        raise UnknownName("parameter of the torch executor", next(iter(params)), ("(none)",))
+    executor = TorchExecutor.load(model, device=device, progress=progress)
+    model_info = executor.info
+    block_size = engine.get("block_size", DEFAULT_BLOCK_SIZE)
+    per_block = executor.kv_bytes_per_block(block_size)
+    if num_blocks is None:
+        budget = DEFAULT_KV_MEMORY_BYTES if kv_memory_bytes is None else kv_memory_bytes
+        num_blocks = budget // per_block
+        if num_blocks < 1:
+            raise ConfigError(
+                f"KV memory of {budget:,} bytes holds no block: one block of {block_size} tokens takes {per_block:,}"
+            )
+    longest = model_info.max_model_len
+    asked = engine.get("max_model_len")
+    if asked is not None and longest is not None and asked > longest:
+        raise ConfigError(f"max_model_len is {asked}, the model {model_info.name} reaches {longest}")
+    values = {"max_model_len": longest, "eos_token_ids": list(model_info.eos_token_ids), **engine}
+    config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
+    progress(f"allocating {num_blocks} blocks", None)
+    executor.allocate(num_blocks, config.block_size)
+    built = Engine(config, as_executor(executor), recorder=recorder)
+    info = {
+        "model": model_info.name,
+        "device": model_info.device,
+        "dtype": model_info.dtype,
+        "kv_bytes_per_block": per_block,
+        "vocab_size": model_info.vocab_size,
+    }
+    return Built(built, {**describe(built, "torch"), **info}, model_info.vocab_size, executor.tokenizer)
+
+
+def as_executor(executor: Executor) -> Executor:
+    """The type checker's witness that a class satisfies the protocol."""
+    return executor
+
+
+def describe(engine: Engine, executor: str) -> dict[str, Any]:
+    """The keys of run.json that the engine's own configuration decides."""
+    config = engine.config
+    return {
+        "executor": executor,
+        "clock": "virtual" if engine.clock.virtual else "real",
+        "policy": config.policy,
+        "policy_params": config.policy_params,
+        "allocator": config.allocator,
+        "batch_policy": "decode-first",
+        "eviction": config.eviction,
+        "preemption_mode": config.preemption,
+        "block_size_tokens": config.block_size,
+        "num_blocks": config.num_blocks,
+        "max_num_seqs": config.max_num_seqs,
+        "max_batched_tokens": config.max_batched_tokens,
+        "max_model_len": config.effective_len,
+        "prefix_caching": config.caching,
+        "chunked_prefill": config.chunked_prefill,
+    }

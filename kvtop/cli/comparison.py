@@ -1,0 +1,85 @@
+"""A comparison as text: one row a measure, one column a configuration, n beside every percentile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtop.cli.text import MISSING, format_ns, percent, significant, table
+from kvtop.compare import MEASURES, Column, Comparison, Measure
+
+MAX_LABEL = 28
+
+
+def render(comparison: Comparison) -> str:
+    """The table and its notes."""
+    columns = comparison.columns
+    header = ["", *(_short(column.label) for column in columns)]
+    if len(columns) == 2:
+        header.append("difference")
+    body = table([*_facts(comparison), *_rows(comparison)], header=header)
+    lines = [f"workload {comparison.workload}", *(f"forced: {text}" for text in comparison.conflicts), "", body]
+    notes = [*_weighting(comparison), *comparison.notes]
+    return "\n".join([*lines, "", *(f"  {note}" for note in notes)])
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 3]}..."
+
+
+def _facts(comparison: Comparison) -> Iterator[list[str]]:
+    columns = comparison.columns
+    yield ["status", *(column.status for column in columns)]
+    yield ["requests ok / all", *(f"{_sum(column, 'num_ok')} / {_sum(column, 'num_requests')}" for column in columns)]
+
+
+def _sum(column: Column, attribute: str) -> int:
+    return sum(getattr(run, attribute) for run in column.runs)
+
+
+def _rows(comparison: Comparison) -> Iterator[list[str]]:
+    columns, last_family = comparison.columns, ""
+    for measure in MEASURES:
+        if all(column.value(measure) is None for column in columns) and measure.key == "busy_output_tokens_s":
+            continue
+        family = measure.label.partition(" ")[0]
+        if measure.n is not None and family != last_family:
+            yield [f"{family} n", *(f"{column.n(measure):,}" for column in columns)]
+        last_family = family
+        row = [measure.label, *(format_value(measure, column.value(measure)) for column in columns)]
+        if len(columns) == 2:
+            row.append(format_change(measure, comparison.change(measure, columns[1])))
+        yield row
+
+
+def format_value(measure: Measure, value: float | None) -> str:
+    """One cell."""
+    if value is None:
+        return MISSING
+    if measure.unit == "ns":
+        return format_ns(value)
+    if measure.unit == "ratio":
+        return percent(value)
+    if measure.unit == "count":
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    return significant(value)
+
+
+def format_change(measure: Measure, change: float | None) -> str:
+    """Relative change in percent; for ratios the difference in percentage points, for counts the difference."""
+    if change is None:
+        return MISSING
+    if change == 0:
+        return "same"
+    if measure.unit == "count":
+        return f"{change:+,.0f}" if change == int(change) else f"{change:+,.1f}"
+    if measure.unit == "ratio":
+        return f"{100 * change:+.1f} points"
+    if change >= 9:
+        return f"x {significant(change + 1)}"
+    return f"{100 * change:+.1f} %"
+
+
+def _weighting(comparison: Comparison) -> Iterator[str]:
+    if any(run.itl.n for column in comparison.columns for run in column.runs):
+        yield "ITL pools all gaps between tokens (a long answer weighs more); TPOT is one mean a request (each weighs the same)"
+        yield "busy part: from the first to the last step with at least half the peak number of running sequences"

@@ -1,0 +1,20 @@
+"""The commands of kvtop: one line each. A command's module is imported only when the command is used.
+
+A module offers ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code), and may offer ``DESCRIPTION`` and
+``EXAMPLES``, shown by ``--help``.
+"""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "live": ("kvtop.cli.live", "run a workload and watch every KV block (what plain `kvtop` does)"),
+    "bench": ("kvtop.cli.bench", "run workloads under several policies and write Parquet tables"),
+    "compare": ("kvtop.cli.compare", "set runs side by side"),
+    "calc": ("kvtop.cli.calc", "exact KV cache bytes, and how many blocks and requests fit a GPU"),
+    "policies": ("kvtop.cli.policies", "list the scheduling, eviction and allocation policies"),
+    "models": ("kvtop.cli.models", "list the models that can be run or calculated with"),
+    "workloads": ("kvtop.cli.workloads", "list the built-in workloads"),
+}
+"""Name -> (module, one line of help), in the order of the help."""
+
+DEFAULT_COMMAND = "live"

@@ -1,0 +1,291 @@
+"""Runs side by side: are they comparable, what does each measure, and by how much do two of them differ.
+
+A *column* is one configuration; its runs are replicates of it. With several replicates a column shows their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtop.engine.errors import KvtopError, UsageError
+from kvtop.stats import mean
+from kvtop.summary import RunSummary, load_run
+
+MUST_AGREE = {
+    "workload_hash": "workload hash",
+    "clock": "clock kind",
+    "cost_model": "cost model",
+    "cost_model_hash": "cost model",
+    "block_size_tokens": "block size",
+}
+"""Manifest keys in which runs may not differ, with their names for the user."""
+
+CONFIGURATION = (
+    "workload", "policy", "policy_params", "allocator", "batch_policy", "eviction", "preemption_mode", "prefix_caching",
+    "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
+    "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu", "kvtop",
+)  # fmt: skip
+"""Manifest keys that make a column; those that differ between columns name it, policy always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One row: how to read it from a run. ``n`` counts the values behind it, where that is not the whole run."""
+
+    key: str
+    label: str
+    unit: str  # ns, /s, ratio, count
+    read: Callable[[RunSummary], float | None]
+    n: Callable[[RunSummary], int] | None = None
+
+
+def _latency(key: str, label: str) -> list[Measure]:
+    def reader(part: str) -> Callable[[RunSummary], float | None]:
+        return lambda run: getattr(getattr(run, key), part)
+
+    def count(run: RunSummary) -> int:
+        return getattr(run, key).n
+
+    return [Measure(f"{key}_{part}_ns", f"{label} {part}", "ns", reader(part), count) for part in ("mean", "p50", "p95", "p99")]
+
+
+MEASURES: tuple[Measure, ...] = (
+    *_latency("ttft", "TTFT"),
+    *_latency("itl", "ITL"),
+    *_latency("tpot", "TPOT"),
+    *_latency("e2e", "E2E"),
+    Measure("output_tokens_s", "output tokens/s", "/s", lambda run: run.output_tokens_s),
+    Measure("total_tokens_s", "prompt + output tokens/s", "/s", lambda run: run.total_tokens_s),
+    Measure("busy_output_tokens_s", "output tokens/s, busy part", "/s", lambda run: run.busy_output_tokens_s),
+    Measure("requests_s", "requests/s", "/s", lambda run: run.requests_s),
+    Measure("steady_requests_s", "requests/s, first to last done", "/s", lambda run: run.steady_requests_s),
+    Measure("hit_rate", "prefix hit rate", "ratio", lambda run: run.hit_rate),
+    Measure("preemptions", "preemptions", "count", lambda run: run.preemptions),
+    Measure("evictions", "evictions", "count", lambda run: run.evictions),
+    Measure("peak_used_blocks", "peak used blocks", "count", lambda run: run.peak_used_blocks),
+    Measure("peak_occupancy", "peak occupancy", "ratio", lambda run: run.peak_occupancy),
+    Measure("duration_ns", "duration", "ns", lambda run: run.duration_ns),
+)
+
+
+@dataclass(slots=True)
+class Column:
+    """Replicates of one configuration."""
+
+    label: str
+    runs: list[RunSummary] = field(default_factory=list)
+
+    def value(self, measure: Measure) -> float | None:
+        """The mean over replicates; None when one of them has no value (a mean of fewer would hide it)."""
+        values = [measure.read(run) for run in self.runs]
+        known = [value for value in values if value is not None]
+        return mean(known) if len(known) == len(values) else None
+
+    def n(self, measure: Measure) -> int | None:
+        return None if measure.n is None else sum(measure.n(run) for run in self.runs)
+
+    @property
+    def status(self) -> str:
+        statuses = sorted({run.status for run in self.runs})
+        return statuses[0] if len(statuses) == 1 else ", ".join(statuses)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Columns of one workload. ``conflicts`` is not empty only when comparing them was forced."""
+
+    workload: str
+    columns: list[Column]
+    conflicts: list[str]
+    notes: list[str]
+
+    def change(self, measure: Measure, column: Column) -> float | None:
+        """Difference of ``column`` from the first: relative for times and rates, absolute for ratios and counts."""
+        before, after = self.columns[0].value(measure), column.value(measure)
+        if before is None or after is None:
+            return None
+        if measure.unit in ("ratio", "count"):
+            return after - before
+        if before == 0:
+            return 0.0 if after == 0 else None
+        return after / before - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data with stable keys; null where not measured, never NaN."""
+        return {
+            "workload": self.workload,
+            "comparable": not self.conflicts,
+            "conflicts": self.conflicts,
+            "notes": self.notes,
+            "columns": [self._column_json(column) for column in self.columns],
+        }
+
+    def _column_json(self, column: Column) -> dict[str, Any]:
+        return {
+            "label": column.label,
+            "replicates": len(column.runs),
+            "status": column.status,
+            "values": {measure.key: column.value(measure) for measure in MEASURES},
+            "n": {measure.key: column.n(measure) for measure in MEASURES if measure.n is not None},
+            "change_from_first": {measure.key: self.change(measure, column) for measure in MEASURES},
+            "runs": [run.as_json() for run in column.runs],
+        }
+
+
+def compare_paths(paths: Sequence[Path], *, force: bool = False) -> list[Comparison]:
+    """Load and compare runs and directories of runs. A single directory with several workloads gives one
+    comparison a workload; a run in a directory that cannot be read is left out, and a note says so.
+
+    Raises:
+        UsageError: no run, or runs that cannot be compared and are not forced.
+    """
+    runs: list[RunSummary] = []
+    left_out: list[str] = []
+    for path in paths:
+        loaded, failed = _load(path)
+        runs += loaded
+        left_out += failed
+    if not runs:
+        raise UsageError("; ".join(left_out))
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault(str(run.manifest.get("workload")) if len(paths) == 1 else "", []).append(run)
+    comparisons = [compare_runs(group, force=force) for group in groups.values()]
+    comparisons[-1].notes.extend(f"left out: {text}" for text in left_out)
+    return comparisons
+
+
+def _load(path: Path) -> tuple[list[RunSummary], list[str]]:
+    from kvtop.results.load import find_runs
+
+    inside = find_runs(path)
+    if inside in ([], [path]):
+        return [load_run(path)], []
+    runs: list[RunSummary] = []
+    failed: list[str] = []
+    for run_dir in inside:
+        try:
+            runs.append(load_run(run_dir))
+        except KvtopError as error:
+            failed.append(str(error))
+    return runs, failed
+
+
+def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparison:
+    """Group replicates into columns.
+
+    Raises:
+        UsageError: workload hash, clock kind, cost model or block size differ, and ``force`` is not set.
+    """
+    conflicts = find_conflicts(runs)
+    if conflicts and not force:
+        raise UsageError(f"not comparable: {'; '.join(conflicts)} (--force compares all the same)")
+    columns = _columns(runs)
+    workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
+    return Comparison(", ".join(workloads), columns, conflicts, _notes(columns))
+
+
+def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:
+    """What must agree and does not, one phrase each. Only runs of the same replicate number share a workload hash."""
+    conflicts: dict[str, None] = {}
+    for key, name in MUST_AGREE.items():
+        seen: dict[Any, tuple[Any, RunSummary]] = {}
+        for run in runs:
+            value = run.manifest.get(key)
+            part = run.manifest.get("replicate") if key == "workload_hash" else None
+            first_value, first = seen.setdefault(part, (value, run))
+            if value != first_value:
+                conflicts[f"{name} is {_short(first_value)} in {first.path} and {_short(value)} in {run.path}"] = None
+                break
+    return list(conflicts)
+
+
+def _short(value: Any) -> str:
+    text = "not recorded" if value is None else str(value)
+    return text if len(text) <= 16 else text[:12] + "..."
+
+
+def _columns(runs: Sequence[RunSummary]) -> list[Column]:
+    columns: dict[tuple[Any, ...], Column] = {}
+    for run in runs:
+        key = tuple(repr(run.manifest.get(name)) for name in CONFIGURATION)
+        # The same replicate twice is a run set against itself, not one more sample of it.
+        again = sum(other.manifest.get("replicate") == run.manifest.get("replicate") for other in _runs_of(columns, key))
+        columns.setdefault((*key, again), Column("")).runs.append(run)
+    found = list(columns.values())
+    _name(found)
+    return found
+
+
+def _runs_of(columns: dict[tuple[Any, ...], Column], key: tuple[Any, ...]) -> list[RunSummary]:
+    return [run for other, column in columns.items() if other[:-1] == key for run in column.runs]
+
+
+def _name(columns: list[Column]) -> None:
+    """Policy, and whatever else tells the columns apart; the directory where nothing does."""
+    manifests = [column.runs[0].manifest for column in columns]
+    differing = [key for key in CONFIGURATION if key != "policy" and len({repr(m.get(key)) for m in manifests}) > 1]
+    for column, manifest in zip(columns, manifests, strict=True):
+        parts = [str(manifest.get("policy") or "?"), *(_part(key, manifest.get(key)) for key in differing)]
+        column.label = " ".join(part for part in parts if part)
+    labels = [column.label for column in columns]
+    for column in columns:
+        if labels.count(column.label) > 1:
+            column.label = f"{column.label} ({Path(column.runs[0].path).resolve().name})"
+    labels = [column.label for column in columns]
+    for index, column in enumerate(columns):
+        if labels.count(column.label) > 1:
+            column.label = f"{column.label} #{labels[: index + 1].count(column.label)}"
+
+
+_BARE = {"workload", "allocator", "eviction", "executor", "model", "device", "dtype", "clock"}  # their values speak for themselves
+_SWITCH = {"prefix_caching": "cache", "chunked_prefill": "chunked"}
+
+
+def _part(key: str, value: Any) -> str:
+    if key in _BARE:
+        return "" if value is None else Path(str(value)).name
+    if key in _SWITCH:
+        return f"{_SWITCH[key]}={'on' if value else 'off'}"
+    return f"{key}={_short(value)}"
+
+
+def _notes(columns: list[Column]) -> list[str]:
+    notes = []
+    counts = {len(column.runs) for column in columns}
+    if counts == {1}:
+        notes.append("one replicate each: no interval, a difference may be chance" if len(columns) > 1 else "one replicate: no interval")
+    else:
+        numbers = ", ".join(f"{column.label} {len(column.runs)}" for column in columns)
+        notes.append(f"means over replicates ({numbers}): no interval is computed")
+    runs = [(column, run) for column in columns for run in column.runs]
+    if any(run.manifest.get("clock") == "virtual" for _, run in runs):
+        notes.append("simulated: the clock is virtual, times are the cost model's and not this machine's")
+    for column, run in runs:
+        where = f"{column.label} ({Path(run.path).name})" if len(column.runs) > 1 else column.label
+        notes += [f"{where}: {text}" for text in _run_notes(run)]
+    return notes
+
+
+def _run_notes(run: RunSummary) -> list[str]:
+    notes = []
+    if run.status != "complete":
+        error = run.manifest.get("error")
+        notes.append(f"{run.status}{f' ({error})' if error else ''}, figures cover what was finished")
+    left_out = {status: count for status, count in run.statuses.items() if status != "ok"}
+    if left_out:
+        counted = ", ".join(f"{count} {status}" for status, count in left_out.items())
+        notes.append(f"{counted} of {run.num_requests} requests are not in the latencies")
+    cut = run.statuses.get("cutoff", 0)
+    if run.num_requests and cut / run.num_requests > 0.01:
+        notes.append(f"{cut} of {run.num_requests} requests were cut off by the end of the run: high percentiles are too low")
+    if run.num_requests and not run.num_ok:
+        notes.append("no request succeeded")
+    if run.num_ok and run.itl.n == 0 and run.tpot.n:
+        notes.append("ITL not reported (no recording beside the tables)")
+    if dropped := run.manifest.get("events_dropped"):
+        notes.append(f"{dropped:,} events were dropped while recording")
+    return notes

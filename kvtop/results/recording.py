@@ -1,0 +1,291 @@
+"""``frames.msgpack.zst``: every event of a run, appended as it happens, so that a killed process loses at most half a second.
+
+The file is a row of zstd frames ("segments"). Decompressed, it is a stream of msgpack ``bin`` values, and each of them
+holds one msgpack list of events. A segment ends before every keyframe, so that a reader may start there; it also ends
+after ``SEGMENT_BYTES``. A closed recording ends with a skippable zstd frame, which other zstd readers pass over:
+
+    0x184D2A5A | length | msgpack [[offset, step, t_ns], ...] | its length (uint32) | b"kvtopidx"
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+import zstandard
+
+from kvtop.engine.events import Event, Keyframe, decode_many, encode
+from kvtop.results.files import FileError, file_error
+
+FRAMES_NAME = "frames.msgpack.zst"
+SEGMENT_BYTES = 8 << 20  # before compression
+FLUSH_S = 0.4  # what a killed process may lose, at most
+
+_BIN = struct.Struct(">BI")  # msgpack bin 32: 0xc6, length
+_SKIPPABLE = struct.Struct("<II")
+_SKIPPABLE_MAGIC = 0x184D2A5A
+_TAIL = struct.Struct("<I8s")
+_TAIL_MAGIC = b"kvtopidx"
+
+
+class KeyframeMark(NamedTuple):
+    """Where folding may start: the file offset of a segment whose first event is a keyframe."""
+
+    offset: int
+    step: int
+    t_ns: int
+
+
+class FrameWriter:
+    """Appends events to a recording. Holds a lock on the file, so that a reader sees that the run is still going.
+
+    After a disk error every later call raises the same error again; what was written before stays readable.
+
+    Raises:
+        FileError: the file cannot be created or written, or another process is writing it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.num_events = 0
+        self.index: list[KeyframeMark] = []
+        self._error: FileError | None = None
+        self._segment_bytes = 0
+        self._dirty = False
+        self._flushed_s = time.monotonic()
+        self._compressor = zstandard.ZstdCompressor(level=3)
+        try:
+            # Unbuffered: what zstd hands over is in the page cache at once, and survives a kill.
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise file_error(self.path, error) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise FileError(f"{self.path}: another run is writing this file") from None
+        self._file.truncate(0)
+        self._sink = _Counted(self._file)
+        self._zstd = self._compressor.stream_writer(self._sink, closefd=False)
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Append ``events`` as one list (two or more around a keyframe)."""
+        start = 0
+        for position, event in enumerate(events):
+            if isinstance(event, Keyframe):
+                self._append(events[start:position])
+                self._guarded(self._end_segment)
+                self.index.append(KeyframeMark(self._sink.offset, event.step, event.t_ns))
+                start = position
+        self._append(events[start:])
+        self.tick()
+
+    def tick(self) -> None:
+        """Flush when the last flush is older than ``FLUSH_S``; cheap enough for every loop."""
+        if self._dirty and time.monotonic() - self._flushed_s >= FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        if self._dirty:
+            self._guarded(lambda: self._zstd.flush(zstandard.FLUSH_BLOCK))
+            self._dirty = False
+        self._flushed_s = time.monotonic()
+
+    def close(self) -> None:
+        """End the last segment, append the index and release the file. Safe to call twice and after an error."""
+        if self._file.closed:
+            return
+        try:
+            if self._error is None:
+                self._guarded(self._finish)
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> FrameWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _append(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        body = encode(events)
+        self._guarded(lambda: self._zstd.write(_BIN.pack(0xC6, len(body)) + body))
+        self.num_events += len(events)
+        self._segment_bytes += len(body)
+        self._dirty = True
+        if self._segment_bytes >= SEGMENT_BYTES:
+            self._guarded(self._end_segment)
+
+    def _end_segment(self) -> None:
+        if self._segment_bytes:
+            self._zstd.flush(zstandard.FLUSH_FRAME)
+            self._segment_bytes = 0
+            self._dirty = False
+
+    def _finish(self) -> None:
+        self._end_segment()
+        body = encode([tuple(mark) for mark in self.index])
+        size = len(body) + _TAIL.size
+        self._sink.write(_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size) + body + _TAIL.pack(len(body), _TAIL_MAGIC))
+        os.fsync(self._file.fileno())
+
+    def _guarded(self, action) -> None:  # noqa: ANN001 (any callable without arguments)
+        if self._error is not None:
+            raise self._error
+        try:
+            action()
+        except OSError as error:
+            self._error = file_error(self.path, error, "recording stopped")
+            raise self._error from None
+
+
+class _Counted:
+    """Raw file that writes everything or raises, and knows its offset."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.offset = file, 0
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            written = self._file.write(view)
+            self.offset += written
+            view = view[written:]
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def read_frames(path: str | os.PathLike[str], offset: int = 0) -> Iterator[list[Event]]:
+    """Lists of events in the order they were written, from the segment at ``offset`` on.
+
+    A tail that a killed writer left incomplete is passed over in silence: everything before it is whole.
+
+    Raises:
+        FileError: the file is missing, or does not begin like a recording.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below, after the last item)
+    except OSError as error:
+        raise file_error(path, error, "cannot read") from None
+    with file:
+        file.seek(offset)
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        first = True
+        while (body := _next_body(reader, path, first)) is not None:
+            yield _decode(body, path)
+            first = False
+
+
+def _next_body(reader: zstandard.ZstdDecompressionReader, path: object, first: bool) -> bytes | None:
+    try:
+        head = _read_exact(reader, _BIN.size)
+        if head is None:
+            return None
+        tag, length = _BIN.unpack(head)
+        if tag != 0xC6:
+            raise FileError(f"{path}: found byte 0x{tag:02x}, expected a frame of events (0xc6)")
+        return _read_exact(reader, length)
+    except zstandard.ZstdError:
+        if first:
+            raise FileError(f"{path}: is not a recording (no zstd data)") from None
+        return None
+
+
+def _read_exact(reader: zstandard.ZstdDecompressionReader, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        part = reader.read(size)
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _decode(body: bytes, path: object) -> list[Event]:
+    try:
+        return list(decode_many(body))
+    except msgspec.DecodeError as error:
+        raise FileError(f"{path}: a frame of events cannot be decoded: {error}") from None
+
+
+def read_index(path: str | os.PathLike[str]) -> list[KeyframeMark]:
+    """Keyframes of a recording, first to last. Read from the footer; without one (a killed writer) by scanning.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size >= _TAIL.size:
+                file.seek(-_TAIL.size, os.SEEK_END)
+                length, magic = _TAIL.unpack(file.read(_TAIL.size))
+                if magic == _TAIL_MAGIC and length + _TAIL.size <= size:
+                    file.seek(size - _TAIL.size - length)
+                    return [KeyframeMark(*row) for row in msgspec.msgpack.decode(file.read(length))]
+            return _scan_index(file)
+    except OSError as error:
+        raise file_error(path, error, "cannot read") from None
+
+
+def _scan_index(file: BinaryIO) -> list[KeyframeMark]:
+    """Decompress segment by segment; only whole ones whose first event is a keyframe count."""
+    marks: list[KeyframeMark] = []
+    offset = file.seek(0)
+    pending = b""
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    head = bytearray()
+    while data := pending or file.read(1 << 20):
+        try:
+            head += decoder.decompress(data)
+        except zstandard.ZstdError:
+            break
+        if not decoder.eof:
+            pending = b""
+            continue
+        pending = decoder.unused_data or b""
+        keyframe = _leading_keyframe(bytes(head))
+        if keyframe is not None:
+            marks.append(KeyframeMark(offset, keyframe.step, keyframe.t_ns))
+        offset = file.tell() - len(pending)
+        decoder, head = zstandard.ZstdDecompressor().decompressobj(), bytearray()
+    keyframe = _leading_keyframe(bytes(head))
+    if keyframe is not None:  # the last segment has no end, but its keyframe is whole
+        marks.append(KeyframeMark(offset, keyframe.step, keyframe.t_ns))
+    return marks
+
+
+def _leading_keyframe(raw: bytes) -> Keyframe | None:
+    if len(raw) < _BIN.size:
+        return None
+    tag, length = _BIN.unpack_from(raw)
+    if tag != 0xC6 or len(raw) < _BIN.size + length:
+        return None
+    events = decode_many(raw[_BIN.size : _BIN.size + length])
+    return events[0] if events and isinstance(events[0], Keyframe) else None
+
+
+def is_being_written(path: str | os.PathLike[str]) -> bool:
+    """True while a live process holds the recording open for writing."""
+    try:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+    except OSError:
+        return False

@@ -1,0 +1,305 @@
+"""The loop around the engine: submit what is due, step, hand events on, obey commands between steps.
+
+It knows no process and no pipe, so it can be tested in one. Under the real clock it sleeps until the next arrival or
+command; under the virtual clock it jumps there.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from kvtop.engine.engine import Engine
+from kvtop.engine.errors import InvalidRequest, KvtopError
+from kvtop.engine.events import (
+    Abort,
+    Command,
+    Event,
+    Keyframe,
+    Notice,
+    Pause,
+    Paused,
+    RequestEvent,
+    RequestKeyframe,
+    Resume,
+    Resumed,
+    RunEnded,
+    Stalled,
+    Step,
+    StepEvent,
+    Stop,
+)
+from kvtop.engine.types import RequestSpec, Source, Stall
+
+FLUSH_STEPS = 32
+FLUSH_S = 0.025
+MAX_EMPTY_STEPS = 1000  # steps in a row that plan nothing (deferred frees on their way) before that is called a stall
+MAX_REJECTION_NOTICES = 3  # lines for the user; every rejection is in the stream as a RequestEvent
+
+
+class Outlet(Protocol):
+    """Where events go: the pipe to the parent, the recording."""
+
+    def send(self, events: list[Event]) -> None: ...
+
+    def tick(self, step: int) -> bool:
+        """Called after every batch; True when this outlet wants a keyframe of its own now."""
+        ...
+
+    def resync(self, keyframe: Keyframe) -> None:
+        """Takes the keyframe that ``tick`` asked for."""
+        ...
+
+    def flush(self) -> bool:
+        """Hand on what is kept back, before the loop waits; True when nothing is left."""
+        ...
+
+
+class Inbox(Protocol):
+    """Where commands come from. A parent that is gone, and a signal, arrive as ``Stop``."""
+
+    def poll(self) -> list[Command]: ...
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when there may be a command, at the latest after ``timeout_s``."""
+        ...
+
+
+class RunLoop:
+    """One run of one engine under one source. ``run`` returns how it ended and never raises.
+
+    The engine must have a ``Recorder``: this loop is the one that drains it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        outlets: Sequence[Outlet],
+        inbox: Inbox,
+        *,
+        max_ns: int | None = None,
+        start_paused: bool = False,
+    ) -> None:
+        self.engine, self.source, self.outlets, self.inbox = engine, source, outlets, inbox
+        self.max_ns = max_ns
+        self.paused = start_paused
+        self.num_output_tokens = 0
+        self.num_rejected = 0
+        self._steps_left = 0  # while paused: steps still to make
+        self._keyframe_wanted = False
+        self._batch: list[Event] = []
+        self._batch_steps = 0
+        self._flushed_s = time.perf_counter()
+        self._empty_steps = 0
+        self._step = 0
+        self._end: RunEnded | None = None
+
+    def run(self) -> RunEnded:
+        """Until the source is exhausted and all is done, ``max_ns``, ``Stop``, a stall or an error."""
+        clock = self.engine.clock
+        clock.pause()
+        try:
+            self._emit_keyframe()
+            if self.paused:
+                self._emit(Paused(t_ns=clock.now_ns()))
+            else:
+                clock.resume()
+            while self._end is None:
+                self._turn()
+        except Exception as error:
+            self._end = ended_by(error, clock.now_ns())
+        clock.pause()
+        return self._last_flush(self._end)
+
+    # -- one turn ------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        for command in self.inbox.poll():
+            self._obey(command)
+        if self._end is not None:
+            return
+        if self.paused and not self._steps_left:
+            self._flush()
+            self._wait(None)
+            return
+        now_ns = self.engine.clock.now_ns()
+        if self.max_ns is not None and now_ns >= self.max_ns:
+            self._end = RunEnded(t_ns=now_ns, status="complete")
+            return
+        for spec in self.source.pop_due(now_ns):
+            self._submit(spec)
+        if self.engine.has_work:
+            self._step_once()
+        else:
+            self._idle(None)
+
+    def _submit(self, spec: RequestSpec) -> None:
+        try:
+            self.engine.submit_spec(spec)
+        except InvalidRequest as error:
+            self.num_rejected += 1
+            if self.num_rejected <= MAX_REJECTION_NOTICES:
+                self._emit(Notice(t_ns=self.engine.clock.now_ns(), text=str(error), level="warning"))
+        self._drain()
+
+    def _step_once(self) -> None:
+        output = self.engine.step()
+        self._step = output.step
+        self.num_output_tokens += sum(map(len, output.tokens.values()))
+        self._drain()
+        if output.plan:
+            self._empty_steps = 0
+            if self._steps_left:
+                self._steps_left -= 1
+                if not self._steps_left:
+                    self.engine.clock.pause()
+        else:
+            self._empty_steps += 1
+        if self.paused or self._batch_steps >= FLUSH_STEPS or time.perf_counter() - self._flushed_s >= FLUSH_S:
+            self._flush()
+        if output.stalled is not None:
+            self._idle(output.stalled)
+        elif self._empty_steps > MAX_EMPTY_STEPS and self.engine.has_work:
+            self._idle(Stall("", _NOTHING_PLANNED, 0, 0))
+
+    def _idle(self, stall: Stall | None) -> None:
+        """Nothing can run now: go to the next arrival, or end."""
+        clock = self.engine.clock
+        now_ns, due_ns = clock.now_ns(), self.source.next_due()
+        if due_ns is None:
+            if stall is None and self.source.exhausted:
+                self._end = RunEnded(t_ns=now_ns, status="complete")
+            else:
+                self._end = self._stalled(stall or Stall("", _NOTHING_DUE, 0, 0), now_ns)
+            return
+        until_ns = due_ns if self.max_ns is None else min(due_ns, self.max_ns)
+        if clock.virtual:
+            clock.advance(until_ns - now_ns)
+        elif until_ns > now_ns:
+            self._flush()
+            self._wait((until_ns - now_ns) / 1e9)
+
+    def _stalled(self, stall: Stall, now_ns: int) -> RunEnded:
+        reason = str(stall.reason)
+        self._emit(
+            Stalled(
+                t_ns=now_ns, request_id=stall.request_id, reason=reason, need_blocks=stall.need, have_blocks=stall.have
+            )
+        )
+        who = f"request {stall.request_id!r}" if stall.request_id else "the run"
+        what = f"{reason}: needs {stall.need}, has {stall.have}" if stall.need else reason
+        return RunEnded(t_ns=now_ns, status="failed", error=f"stalled: {who} cannot advance ({what})", exit_code=1)
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    def _obey(self, command: Command) -> None:
+        clock = self.engine.clock
+        match command:
+            case Pause():
+                self._steps_left = 0
+                clock.pause()
+                if not self.paused:
+                    self.paused = True
+                    self._emit(Paused(t_ns=clock.now_ns()))
+            case Resume():
+                self._steps_left = 0
+                if self.paused:
+                    self.paused = False
+                    self._emit(Resumed(t_ns=clock.now_ns()))
+                clock.resume()
+            case Step(count=count):
+                if self.paused and count > 0:
+                    self._steps_left += count
+                    clock.resume()
+            case Abort(request_id=request_id):
+                self.engine.abort(request_id)
+                self._drain()
+            case RequestKeyframe():
+                self._keyframe_wanted = True
+                self._flush()
+            case Stop():
+                self._end = RunEnded(
+                    t_ns=clock.now_ns(), status="interrupted", error="interrupted; what was finished is kept", exit_code=130
+                )
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        self._batch.append(event)
+
+    def _drain(self) -> None:
+        for event in self.engine.recorder.drain():
+            self._batch.append(event)
+            if isinstance(event, StepEvent):
+                self._batch_steps += 1
+            elif isinstance(event, RequestEvent) and event.phase == "finished":
+                self.source.on_finished(event.request_id, self.engine.clock.now_ns())
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        self._batch_steps, self._flushed_s = 0, time.perf_counter()
+        if batch:
+            for outlet in self.outlets:
+                outlet.send(batch)
+        self._keyframes()
+
+    def _keyframes(self) -> None:
+        """Keyframes that somebody asked for.
+
+        Not while decisions wait for their step: the keyframe would hold their effect, and the step bring it again.
+        """
+        asking = [outlet for outlet in self.outlets if outlet.tick(self._step)]
+        if self.engine.recorder.has_decisions or not (asking or self._keyframe_wanted):
+            return
+        keyframe = self._keyframe()
+        for outlet in self.outlets:
+            if outlet in asking:
+                outlet.resync(keyframe)
+            elif self._keyframe_wanted:
+                outlet.send([keyframe])
+        self._keyframe_wanted = False
+
+    def _keyframe(self) -> Keyframe:
+        keyframe = self.engine.keyframe()
+        return msgspec.structs.replace(
+            keyframe, totals={**keyframe.totals, "output_tokens": self.num_output_tokens, "rejected": self.num_rejected}
+        )
+
+    def _emit_keyframe(self) -> None:
+        self._emit(self._keyframe())
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Sleep until a command or the time; wake up now and then for an outlet that still has something to hand on."""
+        done = all([outlet.flush() for outlet in self.outlets])
+        if not done:
+            timeout_s = FLUSH_S if timeout_s is None else min(timeout_s, FLUSH_S)
+        self.inbox.wait(timeout_s)
+
+    def _last_flush(self, end: RunEnded | None) -> RunEnded:
+        assert end is not None
+        try:
+            self._drain()
+            self._flush()
+        except Exception as error:
+            if end.status != "failed":
+                end = ended_by(error, self.engine.clock.now_ns())
+        return end
+
+
+_NOTHING_DUE = "the workload waits for a completion, and nothing runs"
+_NOTHING_PLANNED = f"{MAX_EMPTY_STEPS} steps in a row planned nothing"
+
+
+def ended_by(error: BaseException, t_ns: int) -> RunEnded:
+    """A failed end: our own errors are one line, everything else also names its type and keeps its traceback."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KvtopError):
+        return RunEnded(t_ns=t_ns, status="failed", error=text, exit_code=error.exit_code)
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    trace = "".join(traceback.format_exception(error))
+    return RunEnded(t_ns=t_ns, status="failed", error=line, traceback=trace, exit_code=1)

@@ -1,0 +1,58 @@
+"""What a screen is given: the run's state, and what changed since it was last given one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtop.state.model import PoolState, RunState
+
+MIN_P99 = 20  # fewer samples than this have no 99th percentile worth printing
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Shared blocks, kept up to date from ``pool.dirty`` alone: a look at all blocks happens once per pool."""
+
+    pool: PoolState | None = None
+    refs: dict[int, int] = field(default_factory=dict)  # block -> refcount, where it is 2 or more
+    saved: int = 0  # blocks that sharing avoids: the sum of refcount - 1
+
+    def update(self, pool: PoolState | None) -> None:
+        if pool is not self.pool:
+            self.pool, self.refs, self.saved = pool, {}, 0
+            changed = range(pool.num_blocks) if pool else ()
+        else:
+            changed = pool.dirty if pool else ()
+        refs, counts = self.refs, pool.refcount if pool else ()
+        for block in changed:
+            count = counts[block]
+            before = refs.pop(block, 1)
+            if count > 1:
+                refs[block] = count
+            self.saved += max(count, 1) - before
+
+    @property
+    def num_shared(self) -> int:
+        return len(self.refs)
+
+
+@dataclass(slots=True)
+class Frame:
+    """One look at the run. ``dirty`` holds the blocks changed since the last frame; nobody changes the state."""
+
+    state: RunState
+    dirty: set[int] = field(default_factory=set)
+    sharing: Sharing = field(default_factory=Sharing)
+
+
+def is_virtual(state: RunState) -> bool:
+    return state.manifest.get("clock") == "virtual"
+
+
+def is_simulated(state: RunState) -> bool:
+    """Whether times come from no real model: executors ``sim`` and ``null``, or a manifest that says so."""
+    return bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null")
+
+
+def has_ended(state: RunState) -> bool:
+    return state.status in ("complete", "interrupted", "failed")

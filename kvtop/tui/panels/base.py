@@ -1,0 +1,104 @@
+"""A panel: a titled part of a screen that answers one question. A new one is a subclass and a line in ``panels``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widget import Widget
+
+from kvtop.tui.frame import Frame
+from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
+
+
+class TitleRule(Lines):
+    """A rule with the panel's name, its question, and a note at the right."""
+
+    def show(self, title: str, question: str, note: Line, focused: bool) -> None:
+        width = self.size.width
+        rule = "focusrule" if focused else "rule"
+        left: Line = [("─ ", rule), (title, "focus" if focused else "title")]
+        if width_of(left) + len(question) + 3 <= width - 2:
+            left += [(" — ", rule), (question, "soft")]
+        left += [(" ", "")]
+        right = [(" ", ""), *note, (" ─", rule)] if note else []
+        if right and width_of(left) + width_of(right) > width:
+            left = [("─ ", rule), (title, "focus" if focused else "title"), (" ", "")]
+        self.set_lines([cut(spread(left, right, width, ("─", rule)), width)])
+
+
+class Panel(Vertical):
+    """Base of all panels. Set ``TITLE``, ``QUESTION``, ``HELP`` and ``AREA``; yield children from ``compose_body``
+    and show a frame in ``show_frame``.
+
+    A panel is given frames while its screen is active, and again when its size changes; it draws no other time.
+    """
+
+    TITLE: ClassVar[str] = ""
+    QUESTION: ClassVar[str] = ""  # what the panel answers, ending in a question mark
+    HELP: ClassVar[str] = ""  # for the help screen: what is shown, how it is defined
+    AREA: ClassVar[str] = "stats"  # map, stats or table
+
+    frame: Frame | None = None
+
+    def compose(self) -> ComposeResult:
+        yield TitleRule(classes="rule")
+        yield from self.compose_body()
+
+    def compose_body(self) -> ComposeResult:
+        raise NotImplementedError
+
+    def show_frame(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def note(self, frame: Frame) -> Line:
+        """What stands at the right end of the title."""
+        return []
+
+    def update_frame(self, frame: Frame) -> None:
+        self.frame = frame
+        if not self.is_mounted or not self.size.width:
+            return
+        self._show_title()
+        self.show_frame(frame)
+
+    def redraw(self) -> None:
+        """Show the last frame again: size, selection or focus has changed."""
+        if self.frame is not None:
+            self.update_frame(Frame(self.frame.state, set(), self.frame.sharing))
+
+    def on_resize(self) -> None:
+        # Children learn their new size after their parent: draw once they know it.
+        self.call_after_refresh(self.redraw)
+
+    def on_descendant_focus(self) -> None:
+        self._show_title()
+
+    def on_descendant_blur(self) -> None:
+        self._show_title()
+
+    def _show_title(self) -> None:
+        if self.frame is not None:
+            rule = self.query_one(TitleRule)
+            rule.show(self.TITLE, self.QUESTION, self.note(self.frame), self.has_focus_within)
+
+
+class TextPanel(Panel):
+    """A panel that is a few lines of text, written anew for the size it has."""
+
+    def compose_body(self) -> ComposeResult:
+        yield Lines(classes="body")
+
+    def show_frame(self, frame: Frame) -> None:
+        body = self.query_one(".body", Lines)
+        width, height = body.size
+        self.query_one(".body", Lines).set_lines([cut(line, width) for line in self.lines(frame, width, height)])
+
+    def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        raise NotImplementedError
+
+
+def panel_of(widget: Widget) -> Panel | None:
+    """The panel around ``widget``."""
+    return next((node for node in widget.ancestors_with_self if isinstance(node, Panel)), None)

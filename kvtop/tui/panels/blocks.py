@@ -1,0 +1,172 @@
+"""Blocks: who holds what?"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from textual import on
+from textual.app import ComposeResult
+
+from kvtop.state.model import FRESH, IDLE, USED, PoolState, RunState
+from kvtop.tui import glyphs
+from kvtop.tui.frame import Frame
+from kvtop.tui.panels.base import Panel
+from kvtop.tui.text import clean, join_fitting, plural, whole
+from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
+
+_LEGEND: Line = [
+    (f"{glyphs.FRESH} ", "fresh"),
+    ("fresh  ", "soft"),
+    (f"{glyphs.IDLE} ", "idle"),
+    ("idle  ", "soft"),
+    (f"{glyphs.USED} ", "used"),
+    ("used  ", "soft"),
+    (f"{glyphs.PARTIAL} ", "used"),
+    ("partly filled  ", "soft"),
+    ("2", "shared"),
+    ("-", "soft"),
+    ("9 ", "shared4"),
+    (f"{glyphs.MANY} ", "many"),
+    ("shared by n", "soft"),
+]
+
+
+class BlocksPanel(Panel):
+    """The block map, its legend, and what is under the cursor."""
+
+    TITLE = "Blocks"
+    QUESTION = "who holds what?"
+    AREA = "map"
+    HELP = """\
+Every block of the pool is a cell. A block holds the keys and values of a fixed number of tokens.
+  .    fresh: nothing in it, taken first
+  ░    idle: nobody uses it, but its prefix is published: a request with the same prefix takes it over,
+       and it is evicted when there are no fresh blocks left
+  ▪    used by one sequence          ▫  used, and not full yet
+  2-9  used by that many sequences   +  by ten or more
+  ~    waiting for a copy to finish
+When the pool is larger than the screen a cell stands for several blocks ("1 cell = 4 blocks"): it shows what most
+of them are and, where they are used, the highest refcount. d switches to one block a cell, with scrolling.
+The blocks of the request selected in the table below are underlined. Enter on a block selects its owner there."""
+
+    def compose_body(self) -> ComposeResult:
+        yield BlockMap(id="map")
+        yield Lines(id="legend")
+        yield Lines(id="under-cursor")
+
+    @property
+    def map(self) -> BlockMap:
+        return self.query_one(BlockMap)
+
+    def note(self, frame: Frame) -> Line:
+        pool = frame.state.pool
+        if pool is None:
+            return []
+        return [(f"{plural(pool.num_blocks, 'block')} of {plural(pool.block_size, 'token')}", "soft")]
+
+    def show_frame(self, frame: Frame) -> None:
+        self.map.update_frame(frame)
+        self._show_legend()
+        self._show_cursor(frame)
+
+    @on(BlockMap.Moved)
+    def _on_moved(self) -> None:
+        if self.frame is not None and self.is_mounted:
+            self._show_legend()
+            self._show_cursor(self.frame)
+
+    def _show_legend(self) -> None:
+        legend, grid, shown = self.query_one("#legend", Lines), self.map.grid, self.map.size.height
+        width = legend.size.width
+        scale = "1 cell = 1 block" if grid.density == 1 else f"1 cell = {grid.density:,} blocks"
+        if self.map.grid.num_rows > shown > 0:
+            last = min(grid.num_rows, self.map.top + shown)
+            scale = f"rows {self.map.top + 1:,}-{last:,} of {grid.num_rows:,}"
+        legend.set_lines([cut(spread(_LEGEND, [(scale, "soft")], width), width)])
+
+    def _show_cursor(self, frame: Frame) -> None:
+        detail, pool = self.query_one("#under-cursor", Lines), frame.state.pool
+        width = detail.size.width
+        if pool is None or not pool.num_blocks:
+            detail.set_lines([[("no pool yet", "soft")], []])
+            return
+        block = self.map.cursor
+        density = self.map.grid.density
+        first = _cell_line(pool, block, density) if density > 1 else _block_line(pool, block)
+        owners = [pool.owners[b] for b in range(block, min(block + density, pool.num_blocks))]
+        second = _owners_line(frame.state, block, owners, width)
+        detail.set_lines([cut(first, width), second])
+
+
+def _block_line(pool: PoolState, block: int) -> Line:
+    """Block, state, tokens, key, uses: without what does not apply to its state."""
+    line: Line = [("block ", "soft"), (whole(block), "strong"), ("  ", ""), *_state(pool, block)]
+    state, key = pool.state[block], pool.key[block]
+    if state != FRESH:
+        filled, size = pool.filled[block], pool.block_size
+        line += [("  tokens ", "soft"), (f"{filled}/{size}", "text")]
+        line += [("  last use step ", "soft"), (whole(pool.last_use_step[block]), "text")]
+        line += [("  prefix hits ", "soft"), (whole(pool.uses[block]), "text")]
+        line += [("  key ", "soft"), ("not published" if key is None else key_text(key), "text")]
+    if pool.pins[block]:
+        line += [("  pinned", "warn")]
+    return line
+
+
+def key_text(key: int) -> str:
+    """A published key, short: the last eight hexadecimal digits."""
+    return f"{key & 0xFFFFFFFF:08x}"
+
+
+def _state(pool: PoolState, block: int) -> Line:
+    state, count = pool.state[block], pool.refcount[block]
+    if state == FRESH:
+        return [("fresh", "text")]
+    if state == IDLE:
+        return [("idle", "idle")]
+    if state != USED:
+        return [("in transfer", "transfer")]
+    if count > 1:
+        return [(f"shared by {count:,}", "shared")]
+    return [("used by 1", "used")]
+
+
+def _cell_line(pool: PoolState, first: int, density: int) -> Line:
+    """What the blocks of one cell are."""
+    start = first // density * density
+    last = min(start + density, pool.num_blocks)
+    states = pool.state[start:last]
+    shared = sum(1 for count in pool.refcount[start:last] if count > 1)
+    line: Line = [("blocks ", "soft"), (f"{start:,}-{last - 1:,}", "strong"), ("  ", "")]
+    used, idle, fresh = states.count(USED), states.count(IDLE), states.count(FRESH)
+    line += [(f"{used} used", "used"), (f" ({shared} shared)  " if shared else "  ", "shared")]
+    line += [(f"{idle} idle  ", "idle"), (f"{fresh} fresh", "text")]
+    if used:
+        filled = sum(pool.filled[b] for b in range(start, last) if pool.state[b] == USED)
+        line += [("  tokens ", "soft"), (f"{filled:,}/{used * pool.block_size:,}", "text")]
+    return line
+
+
+def _owners_line(state: RunState, block: int, owners: list[list[str]], width: int) -> Line:
+    """Who holds the cell; for a single block also at which position of the sequence."""
+    names = Counter(owner for one in owners for owner in one)
+    if not names:
+        return [("held by nobody", "soft")]
+    parts = [clean(name) if len(owners) == 1 else f"{clean(name)} ×{count}" for name, count in names.most_common()]
+    head: Line = [("held by ", "soft")]
+    where = _position(state, block, next(iter(names))) if len(owners) == 1 else None
+    tail: Line = []
+    if where is not None:
+        size = state.pool.block_size if state.pool else 1
+        tail = [("  positions ", "soft"), (f"{where * size:,}-{where * size + size - 1:,}", "text")]
+    room = max(8, width - width_of(head) - width_of(tail))
+    return [*head, (join_fitting(parts, room), "text"), *tail]
+
+
+def _position(state: RunState, block: int, owner: str) -> int | None:
+    """Index of ``block`` in its owner's block table."""
+    seq = state.sequences.get(owner)
+    if seq is None or block not in seq.table:
+        return None
+    return seq.table.index(block)

@@ -1,0 +1,128 @@
+"""Pool: how full, and how much is reused?"""
+
+from __future__ import annotations
+
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState
+from kvtop.tui import glyphs
+from kvtop.tui.frame import Frame
+from kvtop.tui.panels.base import TextPanel
+from kvtop.tui.stats import levels
+from kvtop.tui.text import percent, short, whole
+from kvtop.tui.widgets.lines import Line
+
+SPAN_NS = 60_000_000_000
+
+
+class PoolPanel(TextPanel):
+    """Occupancy as four numbers, never one; prefix hits; evictions, preemptions, copies."""
+
+    TITLE = "Pool"
+    QUESTION = "how full, how much reused?"
+    HELP = """\
+used + idle + fresh = all blocks. shared counts the used blocks that two or more sequences hold.
+token fill   filled slots of used blocks / all their slots; what is missing is tail waste: slots of the last, partly
+             filled block of each sequence.
+prefix hits  prompt tokens found in the prefix cache at first admission / all prompt tokens looked up. Whole blocks
+             only, and at most all but the last token of a prompt, so 100 % cannot be reached.
+evicted      published idle blocks taken away because no fresh ones were left.
+preempted    running sequences that lost their blocks to others and must compute them again.
+copies       blocks copied because branches that shared them began to differ (copy-on-write)."""
+
+    def note(self, frame: Frame) -> Line:
+        pool = frame.state.pool
+        return [(f"{percent(pool.counts[USED], pool.num_blocks)} used", "text")] if pool else []
+
+    def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        pool = frame.state.pool
+        if pool is None:
+            return [[("no pool yet", "soft")]]
+        bar = occupancy_bar(pool, frame.sharing.num_shared, width)
+        if height < 11:
+            return [bar, *self._counts(frame, pool), self._fill(frame, width), *self._totals(frame)]
+        chart_rows = height - 10
+        return [
+            bar,
+            *self._table(frame, pool),
+            self._fill(frame, width),
+            *self._totals(frame),
+            *used_chart(frame, pool, width, chart_rows),
+        ]
+
+    def _counts(self, frame: Frame, pool: PoolState) -> list[Line]:
+        used, idle, fresh, transfer = (pool.counts[s] for s in (USED, IDLE, FRESH, IN_TRANSFER))
+        line: Line = [("used ", "soft"), (whole(used), "used"), (" shared ", "soft")]
+        line += [(whole(frame.sharing.num_shared), "shared"), (" idle ", "soft"), (whole(idle), "idle")]
+        line += [(" fresh ", "soft"), (whole(fresh), "text")]
+        if transfer:
+            line += [(f" {glyphs.TRANSFER} ", "soft"), (whole(transfer), "transfer")]
+        return [line]
+
+    def _table(self, frame: Frame, pool: PoolState) -> list[Line]:
+        shared, saved = frame.sharing.num_shared, frame.sharing.saved
+        rows = [
+            (glyphs.USED, "used", "used", pool.counts[USED], ""),
+            (glyphs.MANY, "shared", "shared", shared, f"saves {whole(saved)} blocks" if saved else ""),
+            (glyphs.IDLE, "idle", "idle", pool.counts[IDLE], "evictable" if pool.counts[IDLE] else ""),
+            (glyphs.FRESH, "fresh", "fresh", pool.counts[FRESH], ""),
+        ]
+        size = len(whole(pool.num_blocks))
+        table: list[Line] = []
+        for glyph, style, name, count, remark in rows:
+            share = percent(count, pool.num_blocks)
+            row: Line = [(f"{glyph} ", style), (f"{name:<7}", "soft"), (f"{whole(count):>{size}}", "text")]
+            table.append([*row, (f"{share:>8}", "text"), (f"   {remark}", "soft")])
+        return table
+
+    def _fill(self, frame: Frame, width: int) -> Line:
+        step = frame.state.last_step
+        if step is None or not step.used_blocks:
+            return [("token fill ", "soft"), ("nothing stored", "soft")]
+        waste = step.reserved_unused_slots
+        total = step.filled_slots + waste
+        return [
+            ("token fill ", "soft"),
+            (percent(step.filled_slots, total), "text"),
+            ("  tail waste ", "soft"),
+            (f"{whole(waste) if width >= 44 else short(waste)} slots", "text"),
+        ]
+
+    def _totals(self, frame: Frame) -> list[Line]:
+        totals = frame.state.totals
+        queried, hit = totals.get("query_tokens", 0), totals.get("hit_tokens", 0)
+        if queried:
+            rate: Line = [(percent(hit, queried), "good" if hit else "text")]
+            rate += [(f" of {short(queried)} prompt tokens", "soft")]
+        elif frame.state.manifest.get("prefix_caching") is False:
+            rate = [("prefix caching is off", "soft")]
+        else:
+            rate = [("no lookups yet", "soft")]
+        events: Line = []
+        for key, name in (("evictions", "evicted"), ("preemptions", "preempted"), ("copies", "copies")):
+            count = totals.get(key, 0)
+            loud = "warn" if count and key == "preemptions" else "text"
+            events += [(f"{name} ", "soft"), (short(count), loud), ("  ", "")]
+        return [[("prefix hits ", "soft"), *rate], events]
+
+
+def occupancy_bar(pool: PoolState, num_shared: int, width: int) -> Line:
+    """used, shared, idle, fresh as one bar; whatever is there shows at least once."""
+    parts = [
+        (pool.counts[USED] - num_shared, glyphs.USED, "used"),
+        (num_shared, glyphs.MANY, "shared"),
+        (pool.counts[IN_TRANSFER], glyphs.TRANSFER, "transfer"),
+        (pool.counts[IDLE], glyphs.IDLE, "idle"),
+        (pool.counts[FRESH], glyphs.FRESH, "fresh"),
+    ]
+    lengths = [max(1, count * width // pool.num_blocks) if count > 0 else 0 for count, _, _ in parts]
+    if any(lengths):
+        largest = lengths.index(max(lengths))
+        lengths[largest] = max(0, lengths[largest] + width - sum(lengths))
+    return [(glyph * n, style) for n, (_, glyph, style) in zip(lengths, parts, strict=True) if n]
+
+
+def used_chart(frame: Frame, pool: PoolState, width: int, height: int) -> list[Line]:
+    """Used blocks over the last minute of run time, the full pool at the top."""
+    history = frame.state.history
+    values = levels(history, history.used, frame.state.t_ns, width, SPAN_NS)
+    rows = glyphs.bar_chart(values, width, height, top=pool.num_blocks)
+    return [[("used blocks, last 60 s", "faint")], *([(row, "used")] for row in rows)]

@@ -1,0 +1,166 @@
+"""Requests: who runs, who waits, and why?"""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.message import Message
+
+from kvtop.engine.events import RequestEvent
+from kvtop.state.model import RunState, SequenceState
+from kvtop.tui.frame import Frame
+from kvtop.tui.panels.base import Panel
+from kvtop.tui.text import clean, duration, plural, seconds, short
+from kvtop.tui.widgets.line_table import Cell, Column, LineTable
+from kvtop.tui.widgets.lines import Line
+from kvtop.tui.words import activity
+
+_COLUMNS = [
+    Column("request", 12),
+    Column("state", 7),
+    Column("prompt", 6, "right"),
+    Column("cached", 6, "right"),
+    Column("computed", 11, "right", 100),
+    Column("output", 9, "right"),
+    Column("blocks", 6, "right"),
+    Column("TTFT", 7, "right", 140),
+    Column("last ITL", 8, "right", 140),
+    Column("age", 6, "right"),
+    Column("preempted", 9, "right", 110),
+    Column("what it does, or why it waits", 0),
+]
+_STATES = {"running": ("running", "good"), "waiting": ("waiting", "warn"), "preempted": ("preempt", "bad")}
+_DONE = "\x00done:"  # ids of finished rows; no live id holds a NUL on the screen
+
+
+class RequestsPanel(Panel):
+    """Running sequences first, then the queue, then what finished last."""
+
+    TITLE = "Requests"
+    QUESTION = "who runs, who waits, why?"
+    AREA = "table"
+    HELP = """\
+One row a sequence (a request with several branches has one each: r7, r7#1, ...): running ones first, then the queue
+in order of arrival, then the newest finished ones.
+prompt     prompt tokens        cached  of them, taken from the prefix cache at first admission
+computed   positions computed / tokens known now     output  tokens so far / at most
+blocks     blocks it holds, shared ones included     age     since the request was due
+preempted  how often it lost its blocks
+A waiting row says what it needs, what there is, and who is in the way. The selected request's blocks are underlined
+in the block map."""
+
+    class Chosen(Message):
+        """Another sequence is selected (None: none, or a finished one)."""
+
+        def __init__(self, seq_id: str | None) -> None:
+            self.seq_id = seq_id
+            super().__init__()
+
+    def compose_body(self) -> ComposeResult:
+        yield LineTable(_COLUMNS, id="requests")
+
+    @property
+    def table(self) -> LineTable:
+        return self.query_one(LineTable)
+
+    def note(self, frame: Frame) -> Line:
+        sequences, state = frame.state.sequences, frame.state
+        running = sum(1 for seq in sequences.values() if seq.state == "running")
+        waiting = len(sequences) - running
+        line: Line = [(f"{running:,} running", "good" if running else "soft"), ("  ", "")]
+        line += [(f"{waiting:,} waiting", "warn" if waiting else "soft"), ("  ", "")]
+        line += [(f"{state.num_finished:,} finished", "soft")]
+        if state.num_rejected:
+            line += [(f"  {state.num_rejected:,} rejected", "bad")]
+        return line
+
+    def show_frame(self, frame: Frame) -> None:
+        state = frame.state
+        running = [i for i, seq in state.sequences.items() if seq.state == "running"]
+        waiting = [i for i, seq in state.sequences.items() if seq.state != "running"]
+        done = {f"{_DONE}{event.request_id}": event for event in reversed(state.finished)}
+        self.table.empty_text = "no requests yet" if state.status in ("starting", "running") else "no requests"
+        self.table.set_rows([*running, *waiting, *done], lambda row: _cells(row, state, done))
+
+    @on(LineTable.Selected)
+    def _on_selected(self, event: LineTable.Selected) -> None:
+        event.stop()
+        live = event.row_id is not None and not event.row_id.startswith(_DONE)
+        self.post_message(self.Chosen(event.row_id if live else None))
+
+
+def _cells(row: str, state: RunState, done: dict[str, RequestEvent]) -> list[Cell]:
+    seq = state.sequences.get(row)
+    if seq is not None:
+        return _live_cells(seq, state)
+    event = done.get(row)
+    return _done_cells(event) if event is not None else []
+
+
+def _live_cells(seq: SequenceState, state: RunState) -> list[Cell]:
+    plain = "text" if seq.state == "running" else "soft"
+    ttft = None if seq.t_first_token_ns is None else seq.t_first_token_ns - seq.t_sched_ns
+    return [
+        (clean(seq.seq_id), "strong" if seq.state == "running" else "text"),
+        _STATES.get(seq.state, (clean(seq.state), "soft")),
+        (_count(seq.num_prompt), plain),
+        (_count(seq.cached_tokens), plain if seq.cached_tokens else "faint"),
+        (f"{_count(seq.num_computed)}/{_count(seq.num_tokens)}", plain),
+        (f"{_count(seq.num_tokens - seq.num_prompt)}/{_count(seq.max_tokens)}", plain),
+        (_count(len(seq.table)), plain if seq.table else "faint"),
+        (duration(ttft), plain),
+        (duration(seq.last_itl_ns), plain),
+        (seconds(state.t_ns - seq.t_sched_ns), plain),
+        (_count(seq.num_preemptions), "warn" if seq.num_preemptions else "faint"),
+        (activity(seq, state), "soft" if seq.state == "running" else "warn"),
+    ]
+
+
+def _done_cells(event: RequestEvent) -> list[Cell]:
+    end = event.t_done_ns if event.t_done_ns is not None else event.t_ns
+    ttft = None if event.t_first_token_ns is None else event.t_first_token_ns - event.t_sched_ns
+    cells = [
+        clean(event.request_id),
+        "done",
+        _count(event.prompt_tokens),
+        "-" if event.hit_tokens is None else _count(event.hit_tokens),
+        "",
+        f"{_count(event.output_tokens)}/{_count(event.requested_output_tokens)}",
+        "",
+        duration(ttft),
+        "",
+        seconds(end - event.t_sched_ns),
+        _count(event.num_preemptions),
+        _ending(event),
+    ]
+    style = "bad" if event.finish_reason in ("rejected", "failed") else "faint"
+    return [(text, style if i in (1, 11) else "faint") for i, text in enumerate(cells)]
+
+
+def _ending(event: RequestEvent) -> str:
+    """How a request ended, in words."""
+    match event.finish_reason:
+        case "stop":
+            return "ended by itself"
+        case "length":
+            return "reached its token limit"
+        case "capacity":
+            return "pool too small to go on"
+        case "aborted":
+            return "aborted"
+        case "rejected":
+            return f"rejected: {clean(event.error)}" if event.error else "rejected"
+        case "failed":
+            return f"failed: {clean(event.error)}" if event.error else "failed"
+        case other:
+            return clean(other or "finished")
+
+
+def _count(number: int) -> str:
+    return str(number) if number < 100_000 else short(number)
+
+
+def describe_counts(state: RunState) -> str:
+    """One line for a screen too small for anything else."""
+    running = sum(1 for seq in state.sequences.values() if seq.state == "running")
+    return f"{plural(running, 'request')} running, {len(state.sequences) - running:,} waiting"

@@ -1,0 +1,205 @@
+"""A table drawn line by line: only rows on the screen are made, and the selection follows the row's id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from textual import events
+from textual.binding import Binding
+from textual.message import Message
+from textual.strip import Strip
+
+from kvtop.tui.text import fit
+from kvtop.tui.widgets.lines import DrawnWidget, Line
+
+Cell = tuple[str, str]
+"""Text and style name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``min_table`` is the table width from which the column is shown; width 0 takes what is left (last column)."""
+
+    title: str
+    width: int
+    align: str = "left"
+    min_table: int = 0
+
+
+class LineTable(DrawnWidget, can_focus=True):
+    """Rows by id; ``cells_of(id)`` gives a cell for every column, shown or not."""
+
+    BINDINGS = [
+        Binding("up,k", "move(-1)", "select", key_display="↑↓", show=True),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "edge(0)", show=False),
+        Binding("end", "edge(1)", show=False),
+    ]
+
+    class Selected(Message):
+        """Another row is selected, or the same one was chosen again."""
+
+        def __init__(self, row_id: str | None) -> None:
+            self.row_id = row_id
+            super().__init__()
+
+    def __init__(self, columns: list[Column], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.columns = columns
+        self.ids: list[str] = []
+        self.selected: str | None = None
+        self.top = 0
+        self.empty_text = ""
+        self._cells_of: Callable[[str], list[Cell]] = lambda _: []
+        self._index: dict[str, int] = {}
+        self._drawn: dict[int, tuple[object, Strip]] = {}  # screen row -> what it was made of
+
+    @property
+    def num_visible(self) -> int:
+        return max(0, self.size.height - 1)
+
+    def set_rows(self, ids: list[str], cells_of: Callable[[str], list[Cell]]) -> None:
+        """Show these rows. A selected row that is gone hands the selection to its successor."""
+        old = self._index.get(self.selected, 0) if self.selected else 0
+        self.ids, self._cells_of = ids, cells_of
+        self._index = {row_id: i for i, row_id in enumerate(ids)}
+        if self.selected is not None and self.selected not in self._index:
+            self._select(ids[min(old, len(ids) - 1)] if ids else None)
+        self._clamp_top()
+        self._redraw_changed()
+
+    def clear_rows(self) -> None:
+        self._drawn.clear()
+
+    def on_resize(self) -> None:
+        self.clear_rows()
+        self._scroll_to_selected()
+
+    def on_focus(self) -> None:
+        if self.selected is None and self.ids:
+            self.select(self.ids[0])
+        self.clear_rows()
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.clear_rows()
+        self.refresh()
+
+    # Drawing -------------------------------------------------------------------------------------------------
+
+    def _redraw_changed(self) -> None:
+        """Redraw the visible rows whose content differs from what is on the screen."""
+        changed = []
+        for y in range(1, self.size.height):
+            drawn = self._drawn.get(y)
+            if drawn is not None and drawn[0] != self._content(y):
+                del self._drawn[y]
+                changed.append(y)
+        self.refresh_rows(changed)
+
+    def _content(self, y: int) -> tuple[list[Cell], str] | None:
+        index = self.top + y - 1
+        if index >= len(self.ids):
+            return ([(self.empty_text, "soft")], "") if y == 1 and not self.ids else None
+        row_id = self.ids[index]
+        return self._cells_of(row_id), self._over(row_id)
+
+    def _over(self, row_id: str) -> str:
+        if row_id != self.selected:
+            return ""
+        return "selectedfocus" if self.has_focus else "selected"
+
+    def render_line(self, y: int) -> Strip:
+        drawn = self._drawn.get(y)
+        if drawn is not None:
+            return drawn[1]
+        content = self._content(y) if y else None
+        strip = self._header() if y == 0 else self._row(content)
+        self._drawn[y] = (content, strip)
+        return strip
+
+    def _shown(self) -> list[tuple[int, Column, int]]:
+        """Index, column and width of the columns that fit."""
+        width = self.size.width
+        shown = [(i, c) for i, c in enumerate(self.columns) if width >= c.min_table]
+        left = width - sum(c.width + 2 for _, c in shown if c.width) - 1
+        return [(i, c, c.width or max(0, left)) for i, c in shown]
+
+    def _header(self) -> Strip:
+        line: Line = [(" ", "")]
+        for _, column, width in self._shown():
+            line += [(fit(column.title, width, column.align), "faint"), ("  ", "")]
+        return self.strip_of(line, self.size.width)
+
+    def _row(self, content: tuple[list[Cell], str] | None) -> Strip:
+        width = self.size.width
+        if content is None:
+            return Strip.blank(width, self.style_of(""))
+        cells, over = content
+        if len(cells) != len(self.columns):
+            return self.strip_of([(" ", ""), *cells], width)
+        line: Line = [(" ", "")]
+        for i, column, cell_width in self._shown():
+            text, style = cells[i]
+            line += [(fit(text, cell_width, column.align), style), ("  ", "")]
+        return self.strip_of(line, width, over)
+
+    # Selection -----------------------------------------------------------------------------------------------
+
+    def select(self, row_id: str) -> None:
+        if row_id in self._index:
+            self._select(row_id)
+            self._scroll_to_selected()
+            self.clear_rows()
+            self.refresh()
+
+    def _select(self, row_id: str | None) -> None:
+        self.selected = row_id
+        self.post_message(self.Selected(row_id))
+
+    def _move_to(self, index: int) -> None:
+        if self.ids:
+            self.select(self.ids[max(0, min(index, len(self.ids) - 1))])
+
+    def action_move(self, by: int) -> None:
+        self._move_to(self._index.get(self.selected or "", -1 if by > 0 else 0) + by)
+
+    def action_page(self, direction: int) -> None:
+        self._move_to(self._index.get(self.selected or "", 0) + direction * max(1, self.num_visible - 1))
+
+    def action_edge(self, end: int) -> None:
+        self._move_to(len(self.ids) if end else 0)
+
+    def _scroll_to_selected(self) -> None:
+        if self.selected in self._index and self.num_visible:
+            index = self._index[self.selected]
+            self.top = min(max(self.top, index - self.num_visible + 1), index)
+        self._clamp_top()
+
+    def _clamp_top(self) -> None:
+        top = max(0, min(self.top, len(self.ids) - self.num_visible))
+        if top != self.top:
+            self.top = top
+            self.clear_rows()
+            self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y > 0:
+            index = self.top + event.y - 1
+            if index < len(self.ids):
+                self._move_to(index)
+
+    def on_mouse_scroll_down(self) -> None:
+        self._scroll_by(3)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._scroll_by(-3)
+
+    def _scroll_by(self, rows: int) -> None:
+        self.top += rows
+        self._clamp_top()
+        self.clear_rows()
+        self.refresh()

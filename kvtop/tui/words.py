@@ -1,0 +1,52 @@
+"""Reasons and states in words."""
+
+from __future__ import annotations
+
+from kvtop.state.model import RunState, SequenceState
+from kvtop.tui.text import clean, plural
+
+STATUS = {
+    "starting": "loading",
+    "running": "running",
+    "paused": "paused",
+    "complete": "complete",
+    "interrupted": "interrupted",
+    "failed": "failed",
+}
+
+
+def wait_reason(seq: SequenceState, state: RunState) -> str:
+    """Why ``seq`` waits, with the numbers and the one who is in the way."""
+    need, have, blocker = seq.need_blocks, seq.have_blocks, clean(seq.wait_blocker)
+    blocks = "" if need is None or have is None else f"needs {plural(need, 'block')}, "
+    match seq.wait_reason:
+        case "no_blocks":
+            return f"{blocks}{have:,} available" if blocks else "not enough blocks available"
+        case "pinned":
+            return f"{blocks}{have:,} available: the rest is pinned" if blocks else "the blocks it needs are pinned"
+        case "no_hole":
+            return f"{blocks}no hole that large ({have:,} available)" if blocks else "no hole large enough"
+        case "seats":
+            seats = state.manifest.get("max_num_seqs")
+            return f"all {seats:,} seats taken" if isinstance(seats, int) else "all seats taken"
+        case "budget":
+            budget = state.manifest.get("max_batched_tokens")
+            return f"step's {budget:,} tokens spent" if isinstance(budget, int) else "step's token budget spent"
+        case "preempting":
+            return f"{blocker} was preempted in this step" if blocker else "a preemption happened in this step"
+        case "head_of_line":
+            return f"behind {blocker}" if blocker else "behind the head of the queue"
+        case "fault":
+            return "injected allocator fault"
+        case "":
+            return "not yet considered"
+        case other:
+            return clean(other).replace("_", " ")
+
+
+def activity(seq: SequenceState, state: RunState) -> str:
+    """What a sequence does, or why it waits."""
+    if seq.state != "running":
+        return wait_reason(seq, state)
+    left = seq.num_tokens - seq.num_computed
+    return "decoding" if left <= 1 else f"prefilling, {left:,} to go"

@@ -1,0 +1,107 @@
+"""Reads a whole trace file, plain or gzip, and explains in one line why it cannot."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from kvtop.engine.errors import WorkloadError
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_TEXT_BYTES = 2 << 30
+"""Bound on the text of one trace, so that a small gzip file cannot fill the memory."""
+
+
+class TextFile(msgspec.Struct, frozen=True):
+    """A text file in memory. ``sha256`` is of the bytes on disk, so that ``sha256sum`` shows the same."""
+
+    path: str
+    text: str
+    sha256: str
+
+
+def read_text(path: Path) -> TextFile:
+    """Return the file's text, decompressed if it is gzip, without a byte order mark.
+
+    Raises:
+        WorkloadError: missing, unreadable, not a regular file, empty, broken gzip, binary, or not UTF-8 (with the row).
+    """
+    raw = _read_bytes(path)
+    data = _decompress(raw, path)
+    return TextFile(str(path), _decode(data, path), hashlib.sha256(raw).hexdigest())
+
+
+def rows_of(text: str) -> list[str]:
+    """Split into rows exactly as an editor counts them: at ``\\n``, or ``\\r\\n``, and at nothing else."""
+    lines = text.split("\n")
+    return [line[:-1] if line.endswith("\r") else line for line in lines]
+
+
+def shorten(value: object, width: int = 60) -> str:
+    """``repr`` of a value found in a file, cut so that the message stays one line."""
+    text = repr(value[: width + 1] if isinstance(value, str) else value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise WorkloadError("is a directory, expected a trace file", path=path)
+        if not stat.S_ISREG(mode):
+            raise WorkloadError("is not a regular file, expected a trace file", path=path)
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise WorkloadError("no such file", path=path) from None
+    except PermissionError:
+        raise WorkloadError("permission denied", path=path) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WorkloadError(f"cannot be read: {reason}", path=str(path).replace("\0", "\\0")) from None
+    if not raw:
+        raise WorkloadError("the file is empty, expected a trace", path=path)
+    return raw
+
+
+def _decompress(raw: bytes, path: Path) -> bytes:
+    if not raw.startswith(GZIP_MAGIC):
+        if path.suffix == ".gz":
+            raise WorkloadError(f"is named .gz but is not gzip: it starts with {raw[:2].hex(' ')}", path=path)
+        return _bounded(raw, path)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+    except EOFError:
+        raise WorkloadError("truncated gzip: the file ends before its compressed data does", path=path) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise WorkloadError(f"corrupt gzip: {error}", path=path) from None
+    if not data:
+        raise WorkloadError("the gzip file holds no data, expected a trace", path=path)
+    return _bounded(data, path)
+
+
+def _bounded(data: bytes, path: Path) -> bytes:
+    if len(data) > MAX_TEXT_BYTES:
+        raise WorkloadError(f"holds more than {MAX_TEXT_BYTES >> 30} GiB of text, expected a smaller trace", path=path)
+    return data
+
+
+def _decode(data: bytes, path: Path) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise WorkloadError("is UTF-16 text, expected UTF-8", path=path)
+    if (nul := data.find(b"\0")) >= 0:
+        raise WorkloadError(f"is binary (a zero byte at offset {nul:,}), expected a text trace", path=path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # utf-8-sig reports offsets after the mark; a mark holds no newline, so rows are not affected.
+        row = error.object.count(b"\n", 0, error.start) + 1
+        found = error.object[error.start]
+        raise WorkloadError(f"byte 0x{found:02x} is not UTF-8 text", path=path, row=row) from None
