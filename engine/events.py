@@ -58,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, tag_field="e", omit_defaults=True):
     """Base of all events. ``t_ns`` is the run's clock."""
 
 
-class RunStarted(Event, tag="run", kw_only=True):
+class RunStarted(Event, frozen=True, tag="run", kw_only=True):
     """First event of a run. ``manifest`` is run.json as known at the start (results/RESULTS.md names its keys)."""
 
     run_id: str
@@ -66,7 +66,7 @@ class RunStarted(Event, tag="run", kw_only=True):
     t_ns: int = 0
 
 
-class StepEvent(Event, tag="step", kw_only=True):
+class StepEvent(Event, frozen=True, tag="step", kw_only=True):
     """One step: its times, its totals and every decision in order. Block counts are after the step."""
 
     step: int
@@ -97,7 +97,7 @@ class StepEvent(Event, tag="step", kw_only=True):
     emitted: list[tuple[str, int]] = []  # (sequence id, tokens emitted), at t_done_ns
 
 
-class RequestEvent(Event, tag="req", kw_only=True):
+class RequestEvent(Event, frozen=True, tag="req", kw_only=True):
     """A request arrived (phase ``arrived``: the first block of fields) or ended (phase ``finished``: all of them).
 
     Ended means that all its branches have. Fields are those of requests.parquet; None is "has not happened".
@@ -175,7 +175,7 @@ class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     t_last_token_ns: int | None
 
 
-class Keyframe(Event, tag="key", kw_only=True):
+class Keyframe(Event, frozen=True, tag="key", kw_only=True):
     """The whole pool and request table after step ``step``: where folding may start. Fresh blocks are left out."""
 
     step: int
@@ -187,20 +187,20 @@ class Keyframe(Event, tag="key", kw_only=True):
     totals: dict[str, int]  # KVCounters by name
 
 
-class Paused(Event, tag="paused", kw_only=True):
+class Paused(Event, frozen=True, tag="paused", kw_only=True):
     t_ns: int
 
 
-class Resumed(Event, tag="resumed", kw_only=True):
+class Resumed(Event, frozen=True, tag="resumed", kw_only=True):
     t_ns: int
 
 
-class ConfigChanged(Event, tag="config", kw_only=True):
+class ConfigChanged(Event, frozen=True, tag="config", kw_only=True):
     t_ns: int
     changes: dict[str, Any]
 
 
-class Stalled(Event, tag="stalled", kw_only=True):
+class Stalled(Event, frozen=True, tag="stalled", kw_only=True):
     """Nothing can advance and nothing is due: the run ends after this."""
 
     t_ns: int
@@ -210,14 +210,14 @@ class Stalled(Event, tag="stalled", kw_only=True):
     have_blocks: int
 
 
-class Gap(Event, tag="gap", kw_only=True):
+class Gap(Event, frozen=True, tag="gap", kw_only=True):
     """Frames were dropped because the reader was slow; a keyframe follows."""
 
     t_ns: int
     dropped: int  # events
 
 
-class Notice(Event, tag="notice", kw_only=True):
+class Notice(Event, frozen=True, tag="notice", kw_only=True):
     """One line for the user from the engine's process: loading, a clipped request, a line on stderr."""
 
     t_ns: int
@@ -226,7 +226,7 @@ class Notice(Event, tag="notice", kw_only=True):
     progress: float | None = None  # 0..1 while something is loading
 
 
-class RunEnded(Event, tag="end", kw_only=True):
+class RunEnded(Event, frozen=True, tag="end", kw_only=True):
     """Last event. ``status``: complete, interrupted or failed; ``error`` is one line, ``traceback`` for the log."""
 
     t_ns: int
@@ -262,29 +262,29 @@ class Command(msgspec.Struct, frozen=True, tag_field="c", omit_defaults=True):
     """Base of all commands."""
 
 
-class Pause(Command, tag="pause"):
+class Pause(Command, frozen=True, tag="pause"):
     pass
 
 
-class Resume(Command, tag="resume"):
+class Resume(Command, frozen=True, tag="resume"):
     pass
 
 
-class Step(Command, tag="step"):
+class Step(Command, frozen=True, tag="step"):
     """Run ``count`` steps while paused."""
 
     count: int = 1
 
 
-class Abort(Command, tag="abort"):
+class Abort(Command, frozen=True, tag="abort"):
     request_id: str
 
 
-class RequestKeyframe(Command, tag="keyframe"):
+class RequestKeyframe(Command, frozen=True, tag="keyframe"):
     pass
 
 
-class Stop(Command, tag="stop"):
+class Stop(Command, frozen=True, tag="stop"):
     """End the run: rows finished so far are kept, status is ``interrupted``."""
 
 

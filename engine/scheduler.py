@@ -4,7 +4,8 @@
     running, unfinished chunks  by static order, with what is left of the budget
     waiting                     in the order of the queue policy, while budget, seats and blocks last
 
-There is no prefill or decode phase: ``num_computed`` chases ``num_tokens``. It decides and records; it computes nothing.
+There is no prefill or decode phase: ``num_computed`` chases ``num_tokens``. The scheduler decides and records; it
+computes nothing.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request as a workload hands it over. ``arrival_ns`` is the intended time (``t_sched``), not the actual one."""
+    """One request as a workload hands it over. ``arrival_ns`` is the intended time (``t_sched``)."""
 
     prompt: Seq[int]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -233,7 +233,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why an admission or a growth is refused now. Blocks, not tokens. ``largest_hole`` is for contiguous allocators."""
+    """Why an admission or a growth is refused now, in blocks. ``largest_hole``: contiguous allocators only."""
 
     reason: WaitReason
     need: int

@@ -94,7 +94,7 @@ def _build_torch(
     per_block = executor.kv_bytes_per_block(block_size)
     if num_blocks is None:
         budget = DEFAULT_KV_MEMORY_BYTES if kv_memory_bytes is None else kv_memory_bytes
-        num_blocks = budget // per_block
+        num_blocks = int(budget // per_block)
         if num_blocks < 1:
             raise ConfigError(
                 f"KV memory of {budget:,} bytes holds no block: one block of {block_size} tokens takes {per_block:,}"

@@ -57,7 +57,12 @@ class CacheShape:
         if heads % tp and tp % heads:
             raise ConfigError(f"{heads} KV heads cannot be dealt out to {tp} GPUs (one must divide the other)")
         return CacheShape(
-            self.num_layers, max(1, heads // tp), self.head_dim, self.dtype, self.sliding_window, self.num_sliding_layers
+            self.num_layers,
+            max(1, heads // tp),
+            self.head_dim,
+            self.dtype,
+            self.sliding_window,
+            self.num_sliding_layers,
         )
 
 

@@ -26,7 +26,8 @@ MUST_AGREE = {
 CONFIGURATION = (
     "workload", "policy", "policy_params", "allocator", "batch_policy", "eviction", "preemption_mode", "prefix_caching",
     "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
-    "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu", "kvtop",
+    "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu",
+    "kvtop",
 )  # fmt: skip
 """Manifest keys that make a column; those that differ between columns name it, policy always."""
 
@@ -49,7 +50,10 @@ def _latency(key: str, label: str) -> list[Measure]:
     def count(run: RunSummary) -> int:
         return getattr(run, key).n
 
-    return [Measure(f"{key}_{part}_ns", f"{label} {part}", "ns", reader(part), count) for part in ("mean", "p50", "p95", "p99")]
+    return [
+        Measure(f"{key}_{part}_ns", f"{label} {part}", "ns", reader(part), count)
+        for part in ("mean", "p50", "p95", "p99")
+    ]
 
 
 MEASURES: tuple[Measure, ...] = (
@@ -150,28 +154,40 @@ def compare_paths(paths: Sequence[Path], *, force: bool = False) -> list[Compari
         left_out += failed
     if not runs:
         raise UsageError("; ".join(left_out))
-    groups: dict[str, list[RunSummary]] = {}
-    for run in runs:
-        groups.setdefault(str(run.manifest.get("workload")) if len(paths) == 1 else "", []).append(run)
-    comparisons = [compare_runs(group, force=force) for group in groups.values()]
+    comparisons = compare_by_workload(runs, force=force) if len(paths) == 1 else [compare_runs(runs, force=force)]
     comparisons[-1].notes.extend(f"left out: {text}" for text in left_out)
     return comparisons
+
+
+def compare_by_workload(runs: Sequence[RunSummary], *, force: bool = False) -> list[Comparison]:
+    """One comparison a workload, in the order they first appear.
+
+    Raises:
+        UsageError: see ``compare_runs``.
+    """
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault(str(run.manifest.get("workload")), []).append(run)
+    return [compare_runs(group, force=force) for group in groups.values()]
+
+
+def load_readable(run_dirs: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
+    """Summaries of the runs that can be read, and one line for each that cannot."""
+    runs: list[RunSummary] = []
+    failed: list[str] = []
+    for run_dir in run_dirs:
+        try:
+            runs.append(load_run(run_dir))
+        except KvtopError as error:
+            failed.append(str(error))
+    return runs, failed
 
 
 def _load(path: Path) -> tuple[list[RunSummary], list[str]]:
     from kvtop.results.load import find_runs
 
     inside = find_runs(path)
-    if inside in ([], [path]):
-        return [load_run(path)], []
-    runs: list[RunSummary] = []
-    failed: list[str] = []
-    for run_dir in inside:
-        try:
-            runs.append(load_run(run_dir))
-        except KvtopError as error:
-            failed.append(str(error))
-    return runs, failed
+    return ([load_run(path)], []) if inside in ([], [path]) else load_readable(inside)
 
 
 def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparison:
@@ -213,7 +229,9 @@ def _columns(runs: Sequence[RunSummary]) -> list[Column]:
     for run in runs:
         key = tuple(repr(run.manifest.get(name)) for name in CONFIGURATION)
         # The same replicate twice is a run set against itself, not one more sample of it.
-        again = sum(other.manifest.get("replicate") == run.manifest.get("replicate") for other in _runs_of(columns, key))
+        again = sum(
+            other.manifest.get("replicate") == run.manifest.get("replicate") for other in _runs_of(columns, key)
+        )
         columns.setdefault((*key, again), Column("")).runs.append(run)
     found = list(columns.values())
     _name(found)
@@ -241,7 +259,16 @@ def _name(columns: list[Column]) -> None:
             column.label = f"{column.label} #{labels[: index + 1].count(column.label)}"
 
 
-_BARE = {"workload", "allocator", "eviction", "executor", "model", "device", "dtype", "clock"}  # their values speak for themselves
+_BARE = {
+    "workload",
+    "allocator",
+    "eviction",
+    "executor",
+    "model",
+    "device",
+    "dtype",
+    "clock",
+}  # their values speak for themselves
 _SWITCH = {"prefix_caching": "cache", "chunked_prefill": "chunked"}
 
 
@@ -257,7 +284,11 @@ def _notes(columns: list[Column]) -> list[str]:
     notes = []
     counts = {len(column.runs) for column in columns}
     if counts == {1}:
-        notes.append("one replicate each: no interval, a difference may be chance" if len(columns) > 1 else "one replicate: no interval")
+        notes.append(
+            "one replicate each: no interval, a difference may be chance"
+            if len(columns) > 1
+            else "one replicate: no interval"
+        )
     else:
         numbers = ", ".join(f"{column.label} {len(column.runs)}" for column in columns)
         notes.append(f"means over replicates ({numbers}): no interval is computed")
@@ -281,7 +312,9 @@ def _run_notes(run: RunSummary) -> list[str]:
         notes.append(f"{counted} of {run.num_requests} requests are not in the latencies")
     cut = run.statuses.get("cutoff", 0)
     if run.num_requests and cut / run.num_requests > 0.01:
-        notes.append(f"{cut} of {run.num_requests} requests were cut off by the end of the run: high percentiles are too low")
+        notes.append(
+            f"{cut} of {run.num_requests} requests were cut off by the end of the run: high percentiles are too low"
+        )
     if run.num_requests and not run.num_ok:
         notes.append("no request succeeded")
     if run.num_ok and run.itl.n == 0 and run.tpot.n:

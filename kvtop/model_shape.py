@@ -51,7 +51,9 @@ def read_model_dir(path: Path) -> ModelShape:
         if config.get(key):
             raise ModelError(f"{config_path}: {key} is set: {why}; give --layers, --kv-heads and --head-dim instead")
     num_heads = _integer(config, config_path, "num_attention_heads", "n_head")
-    num_layers = _integer(config, config_path, "num_hidden_layers", "n_layer") - int(config.get("num_kv_shared_layers") or 0)
+    num_layers = _integer(config, config_path, "num_hidden_layers", "n_layer") - int(
+        config.get("num_kv_shared_layers") or 0
+    )
     head_dim = config.get("head_dim") or _integer(config, config_path, "hidden_size", "n_embd") // num_heads
     window, num_sliding = _sliding(config, num_layers)
     num_params, weight_bytes = _weights(config_path.parent)

@@ -98,7 +98,9 @@ def load_run(run_dir: Path) -> RunSummary:
     duration = _duration(rows, steps)
     output = sum(row["output_tokens"] or 0 for row in rows)
     prompt = sum(row["prompt_tokens"] or 0 for row in rows if row["t_first_token_ns"] is not None)
-    looked_up = [row for row in rows if row["hit_tokens"] is not None] if manifest.get("prefix_caching") is not False else []
+    looked_up = (
+        [row for row in rows if row["hit_tokens"] is not None] if manifest.get("prefix_caching") is not False else []
+    )
     hits = sum(row["hit_tokens"] for row in looked_up) if looked_up else None
     per_second = ratio(_S, duration)
     return RunSummary(

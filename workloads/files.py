@@ -27,15 +27,15 @@ class TextFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def read_text(path: Path) -> TextFile:
-    """Return the file's text, decompressed if it is gzip, without a byte order mark.
+def read_text(path: Path, what: str = "trace") -> TextFile:
+    """Return the file's text, decompressed if it is gzip, without a byte order mark. ``what`` is expected to be in it.
 
     Raises:
         WorkloadError: missing, unreadable, not a regular file, empty, broken gzip, binary, or not UTF-8 (with the row).
     """
-    raw = _read_bytes(path)
-    data = _decompress(raw, path)
-    return TextFile(str(path), _decode(data, path), hashlib.sha256(raw).hexdigest())
+    raw = _read_bytes(path, what)
+    data = _decompress(raw, path, what)
+    return TextFile(str(path), _decode(data, path, what), hashlib.sha256(raw).hexdigest())
 
 
 def rows_of(text: str) -> list[str]:
@@ -44,19 +44,13 @@ def rows_of(text: str) -> list[str]:
     return [line[:-1] if line.endswith("\r") else line for line in lines]
 
 
-def shorten(value: object, width: int = 60) -> str:
-    """``repr`` of a value found in a file, cut so that the message stays one line."""
-    text = repr(value[: width + 1] if isinstance(value, str) else value)
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _read_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path, what: str) -> bytes:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise WorkloadError("is a directory, expected a trace file", path=path)
+            raise WorkloadError(f"is a directory, expected a {what} file", path=path)
         if not stat.S_ISREG(mode):
-            raise WorkloadError("is not a regular file, expected a trace file", path=path)
+            raise WorkloadError(f"is not a regular file, expected a {what} file", path=path)
         raw = path.read_bytes()
     except FileNotFoundError:
         raise WorkloadError("no such file", path=path) from None
@@ -66,11 +60,11 @@ def _read_bytes(path: Path) -> bytes:
         reason = getattr(error, "strerror", None) or str(error)
         raise WorkloadError(f"cannot be read: {reason}", path=str(path).replace("\0", "\\0")) from None
     if not raw:
-        raise WorkloadError("the file is empty, expected a trace", path=path)
+        raise WorkloadError(f"the file is empty, expected a {what}", path=path)
     return raw
 
 
-def _decompress(raw: bytes, path: Path) -> bytes:
+def _decompress(raw: bytes, path: Path, what: str) -> bytes:
     if not raw.startswith(GZIP_MAGIC):
         if path.suffix == ".gz":
             raise WorkloadError(f"is named .gz but is not gzip: it starts with {raw[:2].hex(' ')}", path=path)
@@ -83,21 +77,21 @@ def _decompress(raw: bytes, path: Path) -> bytes:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise WorkloadError(f"corrupt gzip: {error}", path=path) from None
     if not data:
-        raise WorkloadError("the gzip file holds no data, expected a trace", path=path)
+        raise WorkloadError(f"the gzip file holds no data, expected a {what}", path=path)
     return _bounded(data, path)
 
 
 def _bounded(data: bytes, path: Path) -> bytes:
     if len(data) > MAX_TEXT_BYTES:
-        raise WorkloadError(f"holds more than {MAX_TEXT_BYTES >> 30} GiB of text, expected a smaller trace", path=path)
+        raise WorkloadError(f"holds more than {MAX_TEXT_BYTES >> 30} GiB of text, expected less", path=path)
     return data
 
 
-def _decode(data: bytes, path: Path) -> str:
+def _decode(data: bytes, path: Path, what: str) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise WorkloadError("is UTF-16 text, expected UTF-8", path=path)
     if (nul := data.find(b"\0")) >= 0:
-        raise WorkloadError(f"is binary (a zero byte at offset {nul:,}), expected a text trace", path=path)
+        raise WorkloadError(f"is binary (a zero byte at offset {nul:,}), expected the text of a {what}", path=path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
 """Cuts and stretches rows: limit, gaps, lengths, and what to do with requests that the model cannot hold.
 
 Lengths. A factor is taken as the decimal that was written (0.1 is 1/10), and rounding is up, so nothing becomes 0.
-Rows with hash ids: a hash block of H tokens becomes ``B = max(1, round(H * factor))`` tokens; F full blocks become F * B
-tokens, and a partial one of r tokens becomes ``ceil(r * B / H)``. So every id keeps its block, equal ids still mean
-equal tokens, and where H * factor is whole the prompt is exactly ``ceil(prompt * factor)``.
+Rows with hash ids: a hash block of H tokens becomes ``B = max(1, round(H * factor))`` tokens; F full blocks become
+F * B tokens, and a partial one of r tokens becomes ``ceil(r * B / H)``. So every id keeps its block, equal ids still
+mean equal tokens, and where H * factor is whole the prompt is exactly ``ceil(prompt * factor)``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from kvtop.engine.errors import UnknownName, WorkloadError
 from kvtop.workloads.rows import MAX_LENGTH_TOKENS, Row
+from kvtop.workloads.words import counted
 
 TOO_LONG = ("reject", "clip", "truncate")
 MAX_NS = 2**63 - 1
@@ -44,17 +45,15 @@ def cut(rows: list[Row], limit: int | None) -> tuple[list[Row], list[str]]:
     if limit < 1:
         raise WorkloadError(f"limit is {limit}, expected at least 1 request")
     if limit > len(rows):
-        return rows, [f"limit {limit:,} is more than there is: all {len(rows):,} requests are served"]
+        return rows, [f"limit {limit:,} is more than there is: {counted(len(rows), 'request')} served"]
     return rows[:limit], []
 
 
 def scale_time(rows: list[Row], factor: Fraction) -> list[Row]:
     """Multiply the gaps between arrivals; every time is rounded once from the exact product, so nothing drifts."""
-    if factor == 1:
-        return rows
     if rows and round(rows[-1].arrival_ns * factor) > MAX_NS:
-        raise WorkloadError(f"time_scale {float(factor):g} puts the last arrival beyond 292 years, expected less")
-    return [replace(row, arrival_ns=round(row.arrival_ns * factor)) for row in rows]
+        raise WorkloadError(f"the last arrival is beyond 292 years at time_scale {float(factor):g}, expected sooner")
+    return rows if factor == 1 else [replace(row, arrival_ns=round(row.arrival_ns * factor)) for row in rows]
 
 
 def scale_lengths(rows: list[Row], factor: Fraction) -> tuple[list[Row], list[str]]:
@@ -65,12 +64,12 @@ def scale_lengths(rows: list[Row], factor: Fraction) -> tuple[list[Row], list[st
     longest = max(max(row.prompt_tokens, row.output_tokens) for row in scaled)
     if longest > MAX_LENGTH_TOKENS:
         raise WorkloadError(
-            f"length_scale {float(factor):g} makes a request of {longest:,} tokens, "
+            f"length_scale {float(factor):g} makes a request of {float(longest):.4g} tokens, "
             f"expected at most {MAX_LENGTH_TOKENS:,}"
         )
     inexact = sorted({row.hash_block_tokens for row in rows if (row.hash_block_tokens * factor).denominator != 1})
     return scaled, [
-        f"length_scale {float(factor):g} makes a hash block of {block} tokens {_block(block, factor)} tokens: "
+        f"length_scale {float(factor):g} makes a hash block of {block} tokens {counted(_block(block, factor), 'token')}: "
         f"prompts are scaled by {_block(block, factor) / block:.4g}"
         for block in inexact
     ]
@@ -125,11 +124,9 @@ def _scale_row(row: Row, factor: Fraction) -> Row:
 def _reject(rows: list[Row], too_long: list[int], limit: int) -> tuple[list[Row], list[str]]:
     num_rejected = sum(rows[i].prompt_tokens >= limit for i in too_long)
     num_short = len(too_long) - num_rejected
-    notices = []
-    if num_rejected:
-        notices.append(f"{num_rejected:,} requests have a prompt of {limit:,} tokens or more: they will be rejected")
+    notices = _rejected(num_rejected, limit)
     if num_short:
-        notices.append(f"{num_short:,} requests exceed {limit:,} tokens with their output: they will end early (length)")
+        notices.append(f"exceed {limit:,} tokens with their output, will end early (length): {_requests(num_short)}")
     return rows, notices
 
 
@@ -141,11 +138,8 @@ def _clip(rows: list[Row], too_long: list[int], limit: int) -> tuple[list[Row], 
         if room >= 1:
             out[i] = replace(rows[i], output_tokens=room)
             num_clipped += 1
-    notices = [f"{num_clipped:,} requests had their output clipped to {limit:,} tokens in all"] if num_clipped else []
-    if num_clipped < len(too_long):
-        num_left = len(too_long) - num_clipped
-        notices.append(f"{num_left:,} requests have a prompt of {limit:,} tokens or more: they will be rejected")
-    return out, notices
+    notices = [f"output clipped to fit {limit:,} tokens: {_requests(num_clipped)}"] if num_clipped else []
+    return out, notices + _rejected(len(too_long) - num_clipped, limit)
 
 
 def _truncate(rows: list[Row], too_long: list[int], limit: int) -> tuple[list[Row], list[str]]:
@@ -158,10 +152,18 @@ def _truncate(rows: list[Row], too_long: list[int], limit: int) -> tuple[list[Ro
         output = min(rows[i].output_tokens, limit - prompt)
         num_outputs += output < rows[i].output_tokens
         out[i] = _cut_prompt(rows[i], prompt, output)
-    notices = [f"{len(too_long):,} requests had their prompt truncated to fit {limit:,} tokens"]
+    notices = [f"prompt truncated to fit {limit:,} tokens: {_requests(len(too_long))}"]
     if num_outputs:
-        notices.append(f"{num_outputs:,} of them had their output clipped too: it alone did not fit")
+        notices.append(f"output clipped too, it alone did not fit {limit:,} tokens: {_requests(num_outputs)}")
     return out, notices
+
+
+def _rejected(count: int, limit: int) -> list[str]:
+    return [f"prompt of {limit:,} tokens or more, will be rejected: {_requests(count)}"] if count else []
+
+
+def _requests(count: int) -> str:
+    return counted(count, "request")
 
 
 def _cut_prompt(row: Row, prompt_tokens: int, output_tokens: int) -> Row:
@@ -174,5 +176,3 @@ def _cut_prompt(row: Row, prompt_tokens: int, output_tokens: int) -> Row:
         shared_tokens=shared,
         hash_ids=row.hash_ids[:num_ids],
     )
-
-

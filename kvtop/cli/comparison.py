@@ -81,5 +81,5 @@ def format_change(measure: Measure, change: float | None) -> str:
 
 def _weighting(comparison: Comparison) -> Iterator[str]:
     if any(run.itl.n for column in comparison.columns for run in column.runs):
-        yield "ITL pools all gaps between tokens (a long answer weighs more); TPOT is one mean a request (each weighs the same)"
+        yield "ITL pools the gaps of all answers (long ones weigh more); TPOT is one mean a request (all weigh the same)"
         yield "busy part: from the first to the last step with at least half the peak number of running sequences"

@@ -92,7 +92,8 @@ exit codes: 0 ok, 1 measured failure, 2 usage error or runs not comparable, 130 
 
 def version() -> str:
     """The installed version."""
-    from importlib.metadata import PackageNotFoundError, version as installed
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
 
     try:
         return installed("kvtop")
@@ -108,7 +109,9 @@ def _report(error: Exception) -> int:
         place = f"{error.filename}: " if error.filename else ""
         message, code = f"{place}{error.strerror or error}", 1
     else:
-        message = f"internal error: {type(error).__name__}: {error} (KVTOP_DEBUG=1 shows the traceback; please report it)"
+        message = (
+            f"internal error: {type(error).__name__}: {error} (KVTOP_DEBUG=1 shows the traceback; please report it)"
+        )
         code = EXIT_BUG
     print(f"kvtop: {' '.join(message.split())}", file=sys.stderr)
     return code

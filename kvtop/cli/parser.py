@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
         what = "option" if word.startswith("-") else "argument"
-        self.error(f"unknown {what} {word!r}{hint}")
+        return self.error(f"unknown {what} {word!r}{hint}")
 
 
 def _indent(text: str) -> str:

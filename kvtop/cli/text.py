@@ -57,7 +57,10 @@ def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None,
     if header:
         lines.insert(1, ["-" * width for width in widths])
     return "\n".join(
-        gap.join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=False))).rstrip()
+        gap.join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+        ).rstrip()
         for line in lines
     )
 

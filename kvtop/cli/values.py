@@ -33,7 +33,9 @@ def size_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is not a size (expected a positive number with a unit, e.g. 2GiB, 512MiB, 80e9)")
+        raise ArgumentTypeError(
+            f"{text!r} is not a size (expected a positive number with a unit, e.g. 2GiB, 512MiB, 80e9)"
+        )
     number, unit = match.groups()
     scale = _BY_LOWER.get(unit.lower()) if unit else 1
     if scale is None:
@@ -84,6 +86,14 @@ def positive(text: str) -> float:
     value = _number(text)
     if not 0.0 < value < float("inf"):
         raise ArgumentTypeError(f"{text!r} is out of range (expected a finite number > 0)")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number >= 0."""
+    value = _number(text)
+    if not 0.0 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is out of range (expected a finite number >= 0)")
     return value
 
 

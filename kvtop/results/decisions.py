@@ -16,7 +16,7 @@ _OTHER = _POSITION["other"]
 _KEYS = (_POSITION["block_key"], _POSITION["parent_key"])
 
 _BETWEEN_STEPS = frozenset({"arrived", "rejected", "aborted", "unpublish", "cleared", "pin", "unpin", "config"})
-_AFTER_EXECUTION = frozenset({"publish", "first_token", "finished", "forked"})
+_AFTER_EXECUTION = frozenset({"chunk", "publish", "first_token"})
 
 
 class DecisionRows:

@@ -39,7 +39,7 @@ MANIFEST_KEYS = (
 def build_manifest(
     spec: RunSpec, info: dict[str, Any], *, workload_hash: str, trace_sha256: str | None, num_requests: int | None
 ) -> dict[str, Any]:
-    """run.json as known at the start. ``info`` is what the engine side knows (``Built.info``) and wins over defaults."""
+    """run.json as known at the start. ``info`` is what the engine side knows (``Built.info``) and wins."""
     clock = info.get("clock", "real")
     started = datetime.now(UTC)
     point = {  # what stays when only the seed changes
@@ -153,9 +153,8 @@ def git_state(tracked: Path) -> tuple[str | None, bool | None]:
 
     def git(*args: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(tracked.parent), *args], capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL
-            )
+            command = ["git", "-C", str(tracked.parent), *args]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

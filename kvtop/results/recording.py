@@ -1,4 +1,4 @@
-"""``frames.msgpack.zst``: every event of a run, appended as it happens, so that a killed process loses at most half a second.
+"""``frames.msgpack.zst``: every event of a run, appended as it happens: a killed process loses at most half a second.
 
 The file is a row of zstd frames ("segments"). Decompressed, it is a stream of msgpack ``bin`` values, and each of them
 holds one msgpack list of events. A segment ends before every keyframe, so that a reader may start there; it also ends
@@ -13,10 +13,10 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import msgspec
 import zstandard
@@ -73,7 +73,7 @@ class FrameWriter:
             raise FileError(f"{self.path}: another run is writing this file") from None
         self._file.truncate(0)
         self._sink = _Counted(self._file)
-        self._zstd = self._compressor.stream_writer(self._sink, closefd=False)
+        self._zstd = self._compressor.stream_writer(cast(BinaryIO, self._sink), closefd=False)
 
     def write(self, events: Sequence[Event]) -> None:
         """Append ``events`` as one list (two or more around a keyframe)."""
@@ -139,7 +139,7 @@ class FrameWriter:
         self._sink.write(_SKIPPABLE.pack(_SKIPPABLE_MAGIC, size) + body + _TAIL.pack(len(body), _TAIL_MAGIC))
         os.fsync(self._file.fileno())
 
-    def _guarded(self, action) -> None:  # noqa: ANN001 (any callable without arguments)
+    def _guarded(self, action: Callable[[], object]) -> None:
         if self._error is not None:
             raise self._error
         try:

@@ -68,7 +68,8 @@ def _make_room(path: Path) -> None:
     with suppress(FileError):
         manifest = read_manifest(path)
         if manifest.get("status") == "complete":
-            raise UsageError(f"{path}: already holds a complete run ({manifest.get('run_id')}); choose another directory")
+            run_id = manifest.get("run_id")
+            raise UsageError(f"{path}: already holds a complete run ({run_id}); choose another directory")
     for name in (*TABLE_NAMES, FRAMES_NAME, MANIFEST_NAME):
         with suppress(OSError):
             (path / name).unlink(missing_ok=True)

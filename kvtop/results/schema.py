@@ -29,6 +29,10 @@ def _schema(kind: Any, names: str, /, **others: Any) -> Schema:
     return {name: others.get(name, kind) for name in names.split()}
 
 
+def _typed(kind: Any, names: str) -> Schema:
+    return dict.fromkeys(names.split(), kind)
+
+
 RUNS: Schema = _schema(
     TEXT,
     "run_id sweep_point_hash started_utc status clock executor model device dtype policy policy_params allocator "
@@ -36,12 +40,12 @@ RUNS: Schema = _schema(
     "cost_model cost_model_hash block_size_tokens num_blocks kv_bytes_per_block max_num_seqs max_batched_tokens "
     "max_model_len prefix_caching chunked_prefill cache_state warmup_requests window_start_ns window_end_ns "
     "events_dropped git_sha git_dirty python torch triton transformers kvtop cpu gpu os definitions_version",
-    **dict.fromkeys(
-        "seed replicate limit block_size_tokens num_blocks kv_bytes_per_block max_num_seqs max_batched_tokens "
-        "max_model_len warmup_requests window_start_ns window_end_ns events_dropped definitions_version".split(),
+    **_typed(
         INT,
+        "seed replicate limit block_size_tokens num_blocks kv_bytes_per_block max_num_seqs max_batched_tokens "
+        "max_model_len warmup_requests window_start_ns window_end_ns events_dropped definitions_version",
     ),
-    **dict.fromkeys("prefix_caching chunked_prefill git_dirty".split(), FLAG),
+    **_typed(FLAG, "prefix_caching chunked_prefill git_dirty"),
     time_scale=pl.Float64,
 )
 
@@ -52,10 +56,8 @@ REQUESTS: Schema = _schema(
     "t_done_ns lag_ns queue_first_ns queue_total_ns prefill_ns ttft_ns ttft_submit_ns tpot_ns e2e_ns itl_max_ns "
     "hit_tokens ideal_hit_tokens miss_reason restored_tokens recomputed_tokens num_preemptions preempted_ns "
     "peak_blocks shared_blocks_saved finish_reason status phase slo_ok",
-    **dict.fromkeys(
-        "run_id request_id session_id parent_request_id group tenant class miss_reason finish_reason status "
-        "phase".split(),
-        TEXT,
+    **_typed(
+        TEXT, "run_id request_id session_id parent_request_id group tenant class miss_reason finish_reason status phase"
     ),
     slo_ok=FLAG,
 )
@@ -73,7 +75,7 @@ EVENTS: Schema = _schema(
     INT,
     "run_id seq step t_ns kind request_id group block block_key parent_key other reason num_tokens age_steps "
     "idle_steps uses need_blocks have_blocks",
-    **dict.fromkeys("run_id kind request_id other reason".split(), TEXT),
+    **_typed(TEXT, "run_id kind request_id other reason"),
 )
 
 SCHEMAS: dict[str, Schema] = {"requests": REQUESTS, "steps": STEPS, "events": EVENTS}

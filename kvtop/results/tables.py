@@ -50,12 +50,9 @@ class TableBuilder:
         """
         self._seal()
         frame = pl.concat(self._frames, rechunk=True)
-        with replacing(run_dir / f"{self.name}.parquet") as temp:
-            # Polars' own errors for a full disk are ComputeErrors; with a Python file they stay OSErrors.
-            with open(temp, "wb") as file:
-                frame.write_parquet(
-                    file, compression="zstd", row_group_size=ROW_GROUP, metadata=file_metadata(run_id), statistics=True
-                )
+        # With a path, polars raises errors of its own for a full disk; with a Python file they stay OSErrors.
+        with replacing(run_dir / f"{self.name}.parquet") as temp, open(temp, "wb") as file:
+            frame.write_parquet(file, compression="zstd", row_group_size=ROW_GROUP, metadata=file_metadata(run_id))
 
 
 def write_tables(run_dir: str | Path, *, status: str | None = None, **updates: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -33,7 +33,7 @@ from kvtop.engine.events import (
     StepEvent,
     Stop,
 )
-from kvtop.engine.types import RequestSpec, Source, Stall
+from kvtop.engine.types import RequestSpec, Source
 
 FLUSH_STEPS = 32
 FLUSH_S = 0.025
@@ -67,6 +67,15 @@ class Inbox(Protocol):
     def wait(self, timeout_s: float | None) -> None:
         """Return when there may be a command, at the latest after ``timeout_s``."""
         ...
+
+
+class Blocker(NamedTuple):
+    """Who cannot advance, and why. ``request_id`` "": nobody in particular."""
+
+    request_id: str
+    reason: str
+    need_blocks: int = 0
+    have_blocks: int = 0
 
 
 class RunLoop:
@@ -163,11 +172,12 @@ class RunLoop:
         if self.paused or self._batch_steps >= FLUSH_STEPS or time.perf_counter() - self._flushed_s >= FLUSH_S:
             self._flush()
         if output.stalled is not None:
-            self._idle(output.stalled)
+            stall = output.stalled
+            self._idle(Blocker(stall.request_id, str(stall.reason), stall.need, stall.have))
         elif self._empty_steps > MAX_EMPTY_STEPS and self.engine.has_work:
-            self._idle(Stall("", _NOTHING_PLANNED, 0, 0))
+            self._idle(Blocker("", _NOTHING_PLANNED))
 
-    def _idle(self, stall: Stall | None) -> None:
+    def _idle(self, stall: Blocker | None) -> None:
         """Nothing can run now: go to the next arrival, or end."""
         clock = self.engine.clock
         now_ns, due_ns = clock.now_ns(), self.source.next_due()
@@ -175,7 +185,7 @@ class RunLoop:
             if stall is None and self.source.exhausted:
                 self._end = RunEnded(t_ns=now_ns, status="complete")
             else:
-                self._end = self._stalled(stall or Stall("", _NOTHING_DUE, 0, 0), now_ns)
+                self._end = self._stalled(stall or Blocker("", _NOTHING_DUE), now_ns)
             return
         until_ns = due_ns if self.max_ns is None else min(due_ns, self.max_ns)
         if clock.virtual:
@@ -184,15 +194,11 @@ class RunLoop:
             self._flush()
             self._wait((until_ns - now_ns) / 1e9)
 
-    def _stalled(self, stall: Stall, now_ns: int) -> RunEnded:
-        reason = str(stall.reason)
-        self._emit(
-            Stalled(
-                t_ns=now_ns, request_id=stall.request_id, reason=reason, need_blocks=stall.need, have_blocks=stall.have
-            )
-        )
-        who = f"request {stall.request_id!r}" if stall.request_id else "the run"
-        what = f"{reason}: needs {stall.need}, has {stall.have}" if stall.need else reason
+    def _stalled(self, stall: Blocker, now_ns: int) -> RunEnded:
+        request_id, reason, need, have = stall
+        self._emit(Stalled(t_ns=now_ns, request_id=request_id, reason=reason, need_blocks=need, have_blocks=have))
+        who = f"request {request_id!r}" if request_id else "the run"
+        what = f"{reason}: needs {need}, has {have}" if need else reason
         return RunEnded(t_ns=now_ns, status="failed", error=f"stalled: {who} cannot advance ({what})", exit_code=1)
 
     # -- commands ------------------------------------------------------------------------------------------------
@@ -223,9 +229,8 @@ class RunLoop:
                 self._keyframe_wanted = True
                 self._flush()
             case Stop():
-                self._end = RunEnded(
-                    t_ns=clock.now_ns(), status="interrupted", error="interrupted; what was finished is kept", exit_code=130
-                )
+                text = "interrupted; what was finished is kept"
+                self._end = RunEnded(t_ns=clock.now_ns(), status="interrupted", error=text, exit_code=130)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -275,8 +280,7 @@ class RunLoop:
 
     def _wait(self, timeout_s: float | None) -> None:
         """Sleep until a command or the time; wake up now and then for an outlet that still has something to hand on."""
-        done = all([outlet.flush() for outlet in self.outlets])
-        if not done:
+        if sum(not outlet.flush() for outlet in self.outlets):
             timeout_s = FLUSH_S if timeout_s is None else min(timeout_s, FLUSH_S)
         self.inbox.wait(timeout_s)
 

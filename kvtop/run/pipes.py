@@ -9,6 +9,7 @@ import os
 import select
 import struct
 import sys
+from contextlib import suppress
 
 _LENGTH = struct.Struct("<I")
 READ_BYTES = 1 << 20
@@ -21,10 +22,8 @@ def widen(fd: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
-        try:
+        with suppress(OSError):
             fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:
-            pass
 
 
 class MessageReader:

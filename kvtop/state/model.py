@@ -35,6 +35,7 @@ class PoolState:
     uses: array[int]
     counts: list[int]  # blocks by state, indexed like the constants
     dirty: set[int]
+    transfer: dict[int, None]  # refcount 0, in order of release, not reusable before their deferred free is due
 
     @classmethod
     def empty(cls, num_blocks: int, block_size: int) -> PoolState:
@@ -56,6 +57,7 @@ class PoolState:
             uses=zeros(),
             counts=[num_blocks, 0, 0, 0],
             dirty=set(range(num_blocks)),
+            transfer={},
         )
 
 
@@ -83,6 +85,7 @@ class SequenceState:
     t_first_token_ns: int | None = None
     t_last_token_ns: int | None = None
     last_itl_ns: int | None = None
+    high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
 
 
 @dataclass(slots=True)
@@ -122,7 +125,7 @@ class RunState:
 
     version: int = 0
     run_id: str = ""
-    manifest: dict[str, Any] = field(default_factory=dict)  # as run.json: model, device, policy, clock, block_size_tokens ...
+    manifest: dict[str, Any] = field(default_factory=dict)  # as run.json: model, device, policy, clock, ...
     status: str = "starting"  # starting, running, paused, complete, interrupted, failed
     notice: str = ""
     notice_level: str = "info"
@@ -137,12 +140,21 @@ class RunState:
     num_finished: int = 0
     num_rejected: int = 0
     finished: deque[RequestEvent] = field(default_factory=lambda: deque(maxlen=500))  # newest last
-    totals: dict[str, int] = field(default_factory=dict)  # query_tokens, hit_tokens, preemptions, evictions, copies, output_tokens ...
+    totals: dict[str, int] = field(default_factory=dict)  # query_tokens, hit_tokens, preemptions, output_tokens, ...
     last_step: StepEvent | None = None
     head_of_line: str = ""
     history: History = field(default_factory=History)
     ttft: Samples = field(default_factory=Samples)
     itl: Samples = field(default_factory=Samples)
-    log: deque[tuple[int, int, Decision]] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))  # (step, t_ns, decision)
+    # (step, t_ns, decision), newest last
+    log: deque[tuple[int, int, Decision]] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
     events_dropped: int = 0
     stalled: str = ""
+
+    def wait_reason(self, seq: SequenceState) -> tuple[str, str]:
+        """Why ``seq`` waits now and on whom: ("", "") when it runs, ``head_of_line`` for all behind the head."""
+        if seq.state == "running":
+            return "", ""
+        if self.head_of_line and seq.seq_id != self.head_of_line:
+            return "head_of_line", self.head_of_line
+        return seq.wait_reason, seq.wait_blocker

@@ -43,6 +43,7 @@ class Frame:
     state: RunState
     dirty: set[int] = field(default_factory=set)
     sharing: Sharing = field(default_factory=Sharing)
+    native: str = ""  # last line that native code wrote to file descriptor 2
 
 
 def is_virtual(state: RunState) -> bool:

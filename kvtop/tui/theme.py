@@ -61,7 +61,7 @@ STYLES: dict[str, Style] = {
     "many": Style(color=_VERMILLION, bold=True),
     "transfer": Style(color=_PURPLE),
     "lit": Style(bgcolor="#3b4658", underline=True),
-    "cursor": Style(color="#000000", bgcolor="#ffffff", bold=True, reverse=False),
+    "cursor": Style(color="#ffffff", bgcolor="#000000", bold=True, underline=False, reverse=True),
     # charts
     "ttft": Style(color=_SKY),
     "itl": Style(color=_PURPLE),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import date
 
 from kvtop.engine.errors import WorkloadError
-from kvtop.workloads.files import TextFile, rows_of, shorten
+from kvtop.workloads.files import TextFile, rows_of
 from kvtop.workloads.formats.base import (
     NS_PER_S,
     ReadOptions,
@@ -23,10 +23,9 @@ from kvtop.workloads.formats.base import (
     missing_key,
 )
 from kvtop.workloads.rows import Row, RowSet
+from kvtop.workloads.words import shorten
 
-_TIME = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", flags=re.ASCII
-)
+_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", flags=re.ASCII)
 _COUNT = re.compile(r"-?\d{1,18}", flags=re.ASCII)
 
 
@@ -70,7 +69,7 @@ def _columns(header: list[str], path: str, line: int) -> list[int]:
     names = [name.strip() for name in header]
     for key in AZURE.keys:
         if key not in names:
-            raise missing_key(key, names, what="column", path=path, line=line)
+            raise missing_key(key, names, valid=AZURE.keys, what="column", path=path, line=line)
         if names.count(key) > 1:
             raise WorkloadError(f"column {key!r} appears {names.count(key)} times", path=path, row=line)
     return [names.index(key) for key in AZURE.keys]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from kvtop.engine.errors import WorkloadError
-from kvtop.workloads.files import TextFile, rows_of, shorten
+from kvtop.workloads.files import TextFile, rows_of
 from kvtop.workloads.formats.base import (
     NS_PER_MS,
     ReadOptions,
@@ -24,6 +24,7 @@ from kvtop.workloads.formats.base import (
     missing_key,
 )
 from kvtop.workloads.rows import Row, RowSet
+from kvtop.workloads.words import counted, shorten
 
 HASH_BLOCK_TOKENS = 512
 MAX_SPAN_MS = 31 * 24 * 3600 * 1000
@@ -119,7 +120,7 @@ def _check_prefixes(stamped: list[Stamped]) -> list[str]:
             previous = hash_id
     if not broken:
         return []
-    return [f"{len(broken):,} hash ids follow different ids in different rows: they are not prefix hashes"]
+    return [f"{counted(len(broken), 'hash id')} with more than one predecessor: they are not hashes of whole prefixes"]
 
 
 def _explain(text: str, path: str, line: int, error: Exception) -> NoReturn:
@@ -138,25 +139,26 @@ def _explain(text: str, path: str, line: int, error: Exception) -> NoReturn:
     except (ValueError, RecursionError):
         fail(f"bad JSON: {str(error)[:100]}")
     if not isinstance(value, dict):
-        fail(f"found {_kind(value)}, expected one JSON object a line")
+        fail(f"found {_shown(value)}, expected one JSON object a line")
     for key in MOONCAKE.keys:
         if key not in value:
-            raise missing_key(key, value, what="key", path=path, line=line) from None
+            raise missing_key(key, value, valid=MOONCAKE.keys, what="key", path=path, line=line) from None
     for key in MOONCAKE.keys[:3]:
         if type(value[key]) is not int:
             unit = "milliseconds" if key == "timestamp" else "tokens"
-            fail(f"{key} is {shorten(value[key])}, expected an integer ({unit})")
+            fail(f"{key} is {_shown(value[key])}, expected an integer ({unit})")
     if not isinstance(value["hash_ids"], list):
-        fail(f"hash_ids is {_kind(value['hash_ids'])}, expected a list of integers")
+        fail(f"hash_ids is {_shown(value['hash_ids'])}, expected a list of integers")
     for hash_id in value["hash_ids"]:
         if type(hash_id) is not int:
-            fail(f"hash_ids holds {shorten(hash_id)}, expected integers")
+            fail(f"hash_ids holds {_shown(hash_id)}, expected integers")
     fail(f"cannot be read: {error}")
 
 
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), f"the number {shorten(value)}")
+def _shown(value: object) -> str:
+    """The value as JSON, as it stands in the file, cut short."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 MOONCAKE = TraceFormat(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvtop.engine.errors import UnknownName, WorkloadError
-from kvtop.workloads.files import TextFile, read_text, rows_of, shorten
+from kvtop.workloads.files import TextFile, read_text, rows_of
 from kvtop.workloads.formats.azure import AZURE
 from kvtop.workloads.formats.base import ReadOptions, TraceFormat
 from kvtop.workloads.formats.mooncake import MOONCAKE
 from kvtop.workloads.rows import RowSet
+from kvtop.workloads.words import shorten
 
 FORMATS: dict[str, TraceFormat] = {
     MOONCAKE.name: MOONCAKE,

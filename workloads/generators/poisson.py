@@ -1,7 +1,7 @@
 """Poisson arrivals of requests that share a system prompt.
 
-Gaps are exponential and independent; the first request arrives at 0 and the schedule is absolute. Arrivals, prompt lengths
-and output lengths come from separate streams of the seed: changing the length range leaves the arrivals as they are.
+Gaps are exponential and independent; the first request arrives at 0 and the schedule is absolute. Arrivals, prompt
+lengths and output lengths come from separate streams of the seed: another length range leaves the arrivals alone.
 """
 
 from __future__ import annotations
@@ -35,33 +35,30 @@ def generate(options: dict[str, Any], seed: int) -> RowSet:
     Raises:
         WorkloadError: an option that is missing, of the wrong type or out of its range.
     """
-    rate = _number(options, "rate", above=0.0)
+    rate = _number(options, "rate", 1e-6, 1e6)
     num_requests = _integer(options, "num_requests", 1, MAX_REQUESTS)
     system = _integer(options, "system_prompt_tokens", 0, MAX_LENGTH_TOKENS // 2)
     user = _lengths(options, "user_prompt_tokens")
     output = _lengths(options, "output_tokens")
     num_samples = _integer(options, "n", 1, MAX_SAMPLES)
-    temperature = _number(options, "temperature", low=0.0)
+    temperature = _number(options, "temperature", 0.0, 100.0)
     arrivals, prompts, outputs = (Random(f"{seed}:{stream}") for stream in ("arrivals", "prompts", "outputs"))
     rows = []
     now_ns = 0
     for _ in range(num_requests):
         user_tokens, output_tokens = _uniform(prompts, user), _uniform(outputs, output)
-        row = Row(now_ns, system + user_tokens, output_tokens, shared_tokens=system, n=num_samples)
-        rows.append(row if not temperature else _with_temperature(row, temperature))
+        rows.append(
+            Row(
+                now_ns,
+                system + user_tokens,
+                output_tokens,
+                shared_tokens=system,
+                n=num_samples,
+                temperature=temperature,
+            )
+        )
         now_ns += round(-math.log(1.0 - arrivals.random()) / rate * NS_PER_S)
     return RowSet(rows, _notices(num_samples, temperature))
-
-
-def _with_temperature(row: Row, temperature: float) -> Row:
-    return Row(
-        row.arrival_ns,
-        row.prompt_tokens,
-        row.output_tokens,
-        shared_tokens=row.shared_tokens,
-        n=row.n,
-        temperature=temperature,
-    )
 
 
 def _notices(num_samples: int, temperature: float) -> list[str]:
@@ -83,13 +80,10 @@ def _integer(options: dict[str, Any], key: str, low: int, high: int) -> int:
     return value
 
 
-def _number(options: dict[str, Any], key: str, *, above: float | None = None, low: float | None = None) -> float:
+def _number(options: dict[str, Any], key: str, low: float, high: float) -> float:
     value = options[key]
-    ok = type(value) in (int, float) and math.isfinite(value)
-    ok = ok and (above is None or value > above) and (low is None or value >= low)
-    if not ok:
-        bound = f"> {above:g}" if above is not None else f">= {low:g}"
-        raise WorkloadError(f"{key} is {_shown(value)}, expected a finite number {bound}")
+    if type(value) not in (int, float) or not low <= value <= high:  # NaN compares false
+        raise WorkloadError(f"{key} is {_shown(value)}, expected a number from {low:g} to {high:g}")
     return float(value)
 
 

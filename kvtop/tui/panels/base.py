@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -66,7 +67,7 @@ class Panel(Vertical):
     def redraw(self) -> None:
         """Show the last frame again: size, selection or focus has changed."""
         if self.frame is not None:
-            self.update_frame(Frame(self.frame.state, set(), self.frame.sharing))
+            self.update_frame(replace(self.frame, dirty=set()))
 
     def on_resize(self) -> None:
         # Children learn their new size after their parent: draw once they know it.

@@ -15,7 +15,7 @@ class LatencyPanel(TextPanel):
     """TTFT and ITL: p50, p99, n and a sparkline of the last minute."""
 
     TITLE = "Latency"
-    QUESTION = "how long do they wait?"
+    QUESTION = "how long?"
     HELP = f"""\
 TTFT  time to first token: from the moment a request was due to its first token, queueing included.
 ITL   inter-token latency: the gap between two tokens of a sequence.
@@ -28,41 +28,53 @@ time, newest right; the highest fills the height. Times are the run's clock: wit
         self._summaries = {"TTFT": CachedSummary(), "ITL": CachedSummary()}
 
     def note(self, frame: Frame) -> Line:
-        return [("last 60 s", "soft")]
+        if self.size.height > 4:
+            return [("last 60 s", "soft")]
+        spans = [(f"{name} ".rjust(width, "─"), name) for name, width in (("p50", 4), ("p99", 9), ("n", 6))]
+        return [part for text, name in spans for part in _on_rule(text, name)]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
-        rows = ((("TTFT", frame.state.ttft), ("ITL", frame.state.itl)))
-        chart_rows = max(0, (height - 2) // 2)
+        draw = self._tall if height >= 4 else self._flat
         out: list[Line] = []
-        for name, samples in rows:
+        for name, samples in (("TTFT", frame.state.ttft), ("ITL", frame.state.itl)):
             summary = self._summaries[name].update(samples)
-            head = self._numbers(name, summary)
-            if not summary.n:
-                out += [head, *([[]] * chart_rows)]
-            elif chart_rows:
-                out += [[*head, ("  max ", "soft"), (duration(summary.peak), "text")]]
-                out += self._chart(name, samples, frame, width, chart_rows)
+            chart_rows = (height - 2) // 2
+            if summary.n:
+                out += draw(name, summary, samples, frame, width, chart_rows)
             else:
-                spark = width - sum(len(text) for text, _ in head) - 1
-                out += [[*head, (" ", ""), *self._chart(name, samples, frame, spark, 1)[0]]]
+                out += [[(f"{name:<5}", "title"), ("-  ", "text"), ("no samples yet", "soft")], *([[]] * chart_rows)]
         return out
 
-    def _numbers(self, name: str, summary: Summary) -> Line:
-        if not summary.n:
-            return [(f"{name:<5}", "title"), ("-", "text"), ("  no samples yet", "soft")]
-        p99 = duration(summary.p99) if summary.n >= MIN_P99 else "-"
-        return [
-            (f"{name:<5}", "title"),
-            ("p50", "soft"),
-            (f"{duration(summary.p50):>8}", "text"),
-            (" p99", "soft"),
-            (f"{p99:>8}", "text"),
-            (" n", "soft"),
-            (f"{short(summary.n):>5}", "text"),
-        ]
+    def _flat(self, name: str, summary: Summary, samples: Samples, frame: Frame, width: int, _: int) -> list[Line]:
+        """One row: chart, then p50, p99 and n under their names in the title."""
+        spark = max(0, width - 5 - 8 - 8 - 6 - 3)
+        line: Line = [(f"{name:<5}", "title"), *_chart(name, samples, frame, spark, 1)[0]]
+        numbers = f"{duration(summary.p50):>9}{_p99(summary):>9}{short(summary.n):>6}"
+        return [[*line, (numbers, "text")]]
 
-    def _chart(self, name: str, samples: Samples, frame: Frame, width: int, height: int) -> list[Line]:
-        if width < 3:
-            return [[]] * height
-        rows = bar_chart(slots(samples.points, frame.state.t_ns, width), width, height)
-        return [[(row, name.lower())] for row in rows]
+    def _tall(
+        self, name: str, summary: Summary, samples: Samples, frame: Frame, width: int, chart_rows: int
+    ) -> list[Line]:
+        """Numbers with their names, the chart below."""
+        line: Line = [(f"{name:<5}", "title")]
+        for label, value in (("p50", duration(summary.p50)), ("p99", _p99(summary))):
+            line += [(f"{label} ", "soft"), (f"{value:<9}", "text")]
+        line += [("n ", "soft"), (short(summary.n), "text")]
+        if width >= 56:
+            line += [("   max ", "soft"), (duration(summary.peak), "text")]
+        return [line, *_chart(name, samples, frame, width, chart_rows)]
+
+
+def _on_rule(text: str, name: str) -> Line:
+    """A column name that continues the title's rule."""
+    rule = text[: len(text) - len(name) - 1]
+    return [(f"{rule[:-1]} ", "rule") if rule else ("", ""), (name, "soft"), (" ", "")]
+
+
+def _p99(summary: Summary) -> str:
+    return duration(summary.p99) if summary.n >= MIN_P99 else "-"
+
+
+def _chart(name: str, samples: Samples, frame: Frame, width: int, height: int) -> list[Line]:
+    rows = bar_chart(slots(samples.points, frame.state.t_ns, width), width, height)
+    return [[(row, name.lower())] for row in rows]

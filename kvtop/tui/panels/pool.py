@@ -1,4 +1,4 @@
-"""Pool: how full, and how much is reused?"""
+"""Pool: how full? And how much is reused?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.stats import levels
 from kvtop.tui.text import percent, short, whole
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.widgets.lines import Line, width_of
 
 SPAN_NS = 60_000_000_000
 
@@ -17,7 +17,7 @@ class PoolPanel(TextPanel):
     """Occupancy as four numbers, never one; prefix hits; evictions, preemptions, copies."""
 
     TITLE = "Pool"
-    QUESTION = "how full, how much reused?"
+    QUESTION = "how full?"
     HELP = """\
 used + idle + fresh = all blocks. shared counts the used blocks that two or more sequences hold.
 token fill   filled slots of used blocks / all their slots; what is missing is tail waste: slots of the last, partly
@@ -37,25 +37,29 @@ copies       blocks copied because branches that shared them began to differ (co
         if pool is None:
             return [[("no pool yet", "soft")]]
         bar = occupancy_bar(pool, frame.sharing.num_shared, width)
-        if height < 11:
-            return [bar, *self._counts(frame, pool), self._fill(frame, width), *self._totals(frame)]
-        chart_rows = height - 10
-        return [
-            bar,
-            *self._table(frame, pool),
-            self._fill(frame, width),
-            *self._totals(frame),
-            *used_chart(frame, pool, width, chart_rows),
-        ]
+        below = [self._fill(frame, width), *self._totals(frame, width)]
+        if height < 8:
+            return [bar, self._counts(frame, pool, width), *below]
+        chart_rows = height - 9
+        chart = used_chart(frame, pool, width, chart_rows) if chart_rows > 0 else []
+        return [bar, *self._table(frame, pool), *below, *chart]
 
-    def _counts(self, frame: Frame, pool: PoolState) -> list[Line]:
-        used, idle, fresh, transfer = (pool.counts[s] for s in (USED, IDLE, FRESH, IN_TRANSFER))
-        line: Line = [("used ", "soft"), (whole(used), "used"), (" shared ", "soft")]
-        line += [(whole(frame.sharing.num_shared), "shared"), (" idle ", "soft"), (whole(idle), "idle")]
-        line += [(" fresh ", "soft"), (whole(fresh), "text")]
-        if transfer:
-            line += [(f" {glyphs.TRANSFER} ", "soft"), (whole(transfer), "transfer")]
-        return [line]
+    def _counts(self, frame: Frame, pool: PoolState, width: int) -> Line:
+        """All counts on one line, shortened (12.3k) when they would not fit."""
+        counts = [
+            ("used", pool.counts[USED], "used"),
+            ("shared", frame.sharing.num_shared, "shared"),
+            ("idle", pool.counts[IDLE], "idle"),
+            ("fresh", pool.counts[FRESH], "text"),
+        ]
+        if pool.counts[IN_TRANSFER]:
+            counts.append((glyphs.TRANSFER, pool.counts[IN_TRANSFER], "transfer"))
+        line: Line = []
+        for show in (whole, short):
+            line = [span for name, n, style in counts for span in ((f"{name} ", "soft"), (f"{show(n)} ", style))]
+            if width_of(line) - 1 <= width:
+                break
+        return line
 
     def _table(self, frame: Frame, pool: PoolState) -> list[Line]:
         shared, saved = frame.sharing.num_shared, frame.sharing.saved
@@ -86,12 +90,12 @@ copies       blocks copied because branches that shared them began to differ (co
             (f"{whole(waste) if width >= 44 else short(waste)} slots", "text"),
         ]
 
-    def _totals(self, frame: Frame) -> list[Line]:
+    def _totals(self, frame: Frame, width: int) -> list[Line]:
         totals = frame.state.totals
         queried, hit = totals.get("query_tokens", 0), totals.get("hit_tokens", 0)
         if queried:
             rate: Line = [(percent(hit, queried), "good" if hit else "text")]
-            rate += [(f" of {short(queried)} prompt tokens", "soft")]
+            rate += [(f" of {short(queried)}{' prompt' if width >= 44 else ''} tokens", "soft")]
         elif frame.state.manifest.get("prefix_caching") is False:
             rate = [("prefix caching is off", "soft")]
         else:

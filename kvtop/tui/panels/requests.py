@@ -16,18 +16,18 @@ from kvtop.tui.widgets.lines import Line
 from kvtop.tui.words import activity
 
 _COLUMNS = [
-    Column("request", 12),
+    Column("request", 10),
     Column("state", 7),
-    Column("prompt", 6, "right"),
-    Column("cached", 6, "right"),
-    Column("computed", 11, "right", 100),
-    Column("output", 9, "right"),
-    Column("blocks", 6, "right"),
-    Column("TTFT", 7, "right", 140),
-    Column("last ITL", 8, "right", 140),
     Column("age", 6, "right"),
-    Column("preempted", 9, "right", 110),
-    Column("what it does, or why it waits", 0),
+    Column("prompt", 6, "right"),
+    Column("output", 8, "right"),
+    Column("TTFT", 7, "right", 120),
+    Column("last ITL", 8, "right", 120),
+    Column("preempted", 9, "right", 100),
+    Column("cached", 6, "right"),
+    Column("computed", 11, "right", 76),
+    Column("blocks", 6, "right"),
+    Column("doing, or waiting for", 0),
 ]
 _STATES = {"running": ("running", "good"), "waiting": ("waiting", "warn"), "preempted": ("preempt", "bad")}
 _DONE = "\x00done:"  # ids of finished rows; no live id holds a NUL on the screen
@@ -100,18 +100,19 @@ def _cells(row: str, state: RunState, done: dict[str, RequestEvent]) -> list[Cel
 def _live_cells(seq: SequenceState, state: RunState) -> list[Cell]:
     plain = "text" if seq.state == "running" else "soft"
     ttft = None if seq.t_first_token_ns is None else seq.t_first_token_ns - seq.t_sched_ns
+    holds = bool(seq.table)
     return [
         (clean(seq.seq_id), "strong" if seq.state == "running" else "text"),
         _STATES.get(seq.state, (clean(seq.state), "soft")),
+        (seconds(state.t_ns - seq.t_sched_ns), plain),
         (_count(seq.num_prompt), plain),
-        (_count(seq.cached_tokens), plain if seq.cached_tokens else "faint"),
-        (f"{_count(seq.num_computed)}/{_count(seq.num_tokens)}", plain),
         (f"{_count(seq.num_tokens - seq.num_prompt)}/{_count(seq.max_tokens)}", plain),
-        (_count(len(seq.table)), plain if seq.table else "faint"),
         (duration(ttft), plain),
         (duration(seq.last_itl_ns), plain),
-        (seconds(state.t_ns - seq.t_sched_ns), plain),
         (_count(seq.num_preemptions), "warn" if seq.num_preemptions else "faint"),
+        (_count(seq.cached_tokens) if holds else "", plain if seq.cached_tokens else "faint"),
+        (f"{_count(seq.num_computed)}/{_count(seq.num_tokens)}" if holds else "", plain),
+        (_count(len(seq.table)) if holds else "", plain),
         (activity(seq, state), "soft" if seq.state == "running" else "warn"),
     ]
 
@@ -122,15 +123,15 @@ def _done_cells(event: RequestEvent) -> list[Cell]:
     cells = [
         clean(event.request_id),
         "done",
+        seconds(end - event.t_sched_ns),
         _count(event.prompt_tokens),
-        "-" if event.hit_tokens is None else _count(event.hit_tokens),
-        "",
         f"{_count(event.output_tokens)}/{_count(event.requested_output_tokens)}",
-        "",
         duration(ttft),
         "",
-        seconds(end - event.t_sched_ns),
         _count(event.num_preemptions),
+        "" if event.hit_tokens is None else _count(event.hit_tokens),
+        "",
+        "",
         _ending(event),
     ]
     style = "bad" if event.finish_reason in ("rejected", "failed") else "faint"

@@ -50,10 +50,18 @@ class Grid:
         return self.density * self.columns
 
 
+def _round_up(density: int) -> int:
+    """The smallest density not below this that is easy to read: 1 2 3 4 5 6 8 10 12 16 20 24 32 40 48 64 ..."""
+    scale = 1
+    while density > 6 * scale:
+        scale *= 2
+    return next(n * scale for n in (1, 2, 3, 4, 5, 6) if n * scale >= density)
+
+
 def lay_out(num_blocks: int, width: int, height: int, density: int | None = None) -> Grid:
     """The grid that shows ``num_blocks`` best in ``width`` by ``height``.
 
-    ``density`` None: the smallest power of two at which everything fits; a number: that many, and the map scrolls.
+    ``density`` None: the smallest round number at which everything fits; a number: that many, and the map scrolls.
     """
     gutter = len(f"{max(0, num_blocks - 1):,}") + 1
     if width < gutter + 24:
@@ -61,9 +69,7 @@ def lay_out(num_blocks: int, width: int, height: int, density: int | None = None
     room = max(1, width - gutter)
     columns = room // 8 * 8 or room  # row numbers in the gutter are multiples of eight
     if density is None:
-        density = 1
-        while -(-num_blocks // (density * columns)) > max(1, height):
-            density *= 2
+        density = _round_up(-(-num_blocks // (columns * max(1, height))))
     pitch = 1
     if density == 1 and num_blocks <= (room // 2 // 8 * 8 or 1) * max(1, height):
         pitch, columns = 2, room // 2 // 8 * 8 or 1
@@ -83,11 +89,19 @@ class BlockMap(DrawnWidget, can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home", "edge(0)", show=False),
         Binding("end", "edge(1)", show=False),
-        Binding("d", "density", "density", tooltip="All blocks on the screen, or one block a cell with scrolling"),
+        Binding("enter", "open", "owner", tooltip="select the request that holds the block"),
+        Binding("d", "density", "density", tooltip="all blocks on the screen, or one block a cell with scrolling"),
     ]
 
     class Moved(Message):
         """The cursor, the density or the scroll position has changed."""
+
+    class Opened(Message):
+        """Enter on a block."""
+
+        def __init__(self, block: int) -> None:
+            self.block = block
+            super().__init__()
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -242,6 +256,9 @@ class BlockMap(DrawnWidget, can_focus=True):
     def action_density(self) -> None:
         self.one_a_cell = not self.one_a_cell
         self._lay_out()
+
+    def action_open(self) -> None:
+        self.post_message(self.Opened(self.cursor))
 
     def _move_by(self, blocks: int) -> None:
         """Move; a step that would leave the pool by whole rows stays in its column."""

@@ -37,7 +37,7 @@ class HeaderBar(Lines):
 
     def update_frame(self, frame: Frame) -> None:
         state, width = frame.state, self.size.width
-        self.set_lines([self._first(state, width), self._second(state, width)])
+        self.set_lines([self._first(state, width), self._second(frame, width)])
 
     def _first(self, state: RunState, width: int) -> Line:
         right = status_span(state)
@@ -47,12 +47,14 @@ class HeaderBar(Lines):
         model = _facts(state, ("model",))
         if model:
             left += [("  ", ""), (model[0], "strong")]
-        rest = _facts(state, ("device", "dtype"))
-        for fact in rest:
-            left += [(" · ", "faint"), (fact, "text")]
-        return spread(cut(left, max(0, width - width_of(right) - 3)), [*right, (" ", "")], width)
+        room = max(0, width - width_of(right) - 3)
+        for fact in _facts(state, ("device", "dtype")):
+            more: Line = [(" · ", "faint"), (fact, "text")]
+            left += more if width_of(left) + width_of(more) <= room else []
+        return spread(cut(left, room), [*right, (" ", "")], width)
 
-    def _second(self, state: RunState, width: int) -> Line:
+    def _second(self, frame: Frame, width: int) -> Line:
+        state = frame.state
         if not has_ended(state) and state.progress is not None:
             bar = progress_bar(state.progress, max(8, min(40, width // 4)))
             text = clean(state.notice)
@@ -70,15 +72,16 @@ class HeaderBar(Lines):
             badges += [(" VIRTUAL TIME ", "badge"), (" ", "")]
         elif state.manifest.get("clock") == "real":
             badges += [("real time ", "soft")]
-        message = self._message(state)
+        message = self._message(frame)
         room = width - width_of(badges) - 1
         if message:
             kept = cut(message, max(0, room - 12))
             left = [(" ", ""), *kept] if width_of(left) + width_of(message) > room else [*left, *message]
         return spread(cut(left, room), badges, width)
 
-    def _message(self, state: RunState) -> Line:
+    def _message(self, frame: Frame) -> Line:
         """The most pressing line: failure, stall, dropped frames, then the last notice."""
+        state = frame.state
         if state.status == "failed":
             return [(clean(state.error or "the engine's process failed"), "bad")]
         if state.stalled:
@@ -88,4 +91,4 @@ class HeaderBar(Lines):
         if state.notice:
             style = {"warning": "warn", "error": "bad"}.get(state.notice_level, "soft")
             return [(clean(state.notice), style)]
-        return []
+        return [(f"stderr: {clean(frame.native)}", "soft")] if frame.native else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding
 from textual.message import Message
@@ -19,12 +20,21 @@ Cell = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``min_table`` is the table width from which the column is shown; width 0 takes what is left (last column)."""
+    """``min_table`` is the table width from which the column is shown. The last column takes what is left."""
 
     title: str
     width: int
     align: str = "left"
     min_table: int = 0
+
+
+Shown = tuple[int, Column, int]
+"""A column on the screen: its index, itself, its width."""
+
+
+def shown_width(shown: list[Shown], width: int) -> int:
+    """Cells left in a table of ``width`` behind these columns."""
+    return max(0, width - 1 - sum(w + 2 for _, _, w in shown))
 
 
 class LineTable(DrawnWidget, can_focus=True):
@@ -95,8 +105,8 @@ class LineTable(DrawnWidget, can_focus=True):
         changed = []
         for y in range(1, self.size.height):
             drawn = self._drawn.get(y)
-            if drawn is not None and drawn[0] != self._content(y):
-                del self._drawn[y]
+            if drawn is None or drawn[0] != self._content(y):
+                self._drawn.pop(y, None)
                 changed.append(y)
         self.refresh_rows(changed)
 
@@ -121,12 +131,11 @@ class LineTable(DrawnWidget, can_focus=True):
         self._drawn[y] = (content, strip)
         return strip
 
-    def _shown(self) -> list[tuple[int, Column, int]]:
-        """Index, column and width of the columns that fit."""
+    def _shown(self) -> list[Shown]:
+        """The columns that fit; the last one takes what is left."""
         width = self.size.width
-        shown = [(i, c) for i, c in enumerate(self.columns) if width >= c.min_table]
-        left = width - sum(c.width + 2 for _, c in shown if c.width) - 1
-        return [(i, c, c.width or max(0, left)) for i, c in shown]
+        *fixed, last = [(i, c, c.width) for i, c in enumerate(self.columns) if width >= c.min_table]
+        return [*fixed, (last[0], last[1], shown_width(fixed, width))]
 
     def _header(self) -> Strip:
         line: Line = [(" ", "")]
@@ -141,10 +150,16 @@ class LineTable(DrawnWidget, can_focus=True):
         cells, over = content
         if len(cells) != len(self.columns):
             return self.strip_of([(" ", ""), *cells], width)
+        shown = self._shown()
+        # A last cell too long for its column takes over the empty cells to its left.
+        last, last_width = shown.pop()[0], shown_width(shown, width)
+        while shown and cell_len(cells[last][0]) > last_width and not cells[shown[-1][0]][0]:
+            last_width += shown.pop()[2] + 2
         line: Line = [(" ", "")]
-        for i, column, cell_width in self._shown():
+        for i, column, cell_width in shown:
             text, style = cells[i]
             line += [(fit(text, cell_width, column.align), style), ("  ", "")]
+        line += [(fit(cells[last][0], last_width), cells[last][1])]
         return self.strip_of(line, width, over)
 
     # Selection -----------------------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""The executor that runs a real model: one packed forward pass a step, over paged K and V."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvtop.engine.errors import InvariantError, ModelError
+from kvtop.engine.executors import torch_load
+from kvtop.engine.executors.models import ModelInfo, ResolvedModel, resolve
+from kvtop.engine.executors.sampling import SampleSpec, sample
+from kvtop.engine.executors.torch_batch import PagedBatch, Row
+from kvtop.engine.executors.torch_pool import KVPool, LayerShape, bytes_per_block, check_fits, free_memory_bytes
+from kvtop.engine.executors.torch_probe import check_against_own_attention, forward, probe_layers
+from kvtop.engine.types import Chunk, ExecuteResult, Plan, Sample
+
+
+class TorchExecutor:
+    """Computes plans with a transformers model. ``load`` it, ``allocate`` its KV pool once, then ``execute``."""
+
+    name = "torch"
+
+    def __init__(self, model: Any, tokenizer: Any, info: ModelInfo, layers: list[LayerShape]) -> None:
+        self.info, self.tokenizer, self.eos_token_ids = info, tokenizer, info.eos_token_ids
+        self._model, self._layers = model, layers
+        self._pool: KVPool | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        progress: torch_load.Progress | None = None,
+    ) -> TorchExecutor:
+        """Load a model by name or path, and see that paged attention reproduces it.
+
+        ``progress(text, fraction)`` is called now and then; the fraction is None where it is not known.
+
+        Raises:
+            ModelError: not found, broken, or not supported.
+            ConfigError: a device or dtype that is not there.
+        """
+        report = progress or (lambda text, fraction: None)
+        resolved = resolve(model)
+        loaded = torch_load.load(resolved, torch_load.choose_device(device), dtype, report)
+        layers = probe_layers(loaded.model, resolved.name)
+        info = _describe(resolved, loaded, layers)
+        check_against_own_attention(loaded.model, layers, info.vocab_size, resolved.name)
+        return cls(loaded.model, loaded.tokenizer, info, layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
+    def pool(self) -> KVPool:
+        """The KV memory; an error before ``allocate``."""
+        if self._pool is None:
+            raise InvariantError("the executor's KV pool is not allocated")
+        return self._pool
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Exact bytes of one block of ``block_size`` tokens: K and V of all layers."""
+        return bytes_per_block(self._layers, block_size, self._model.dtype)
+
+    def free_memory_bytes(self) -> int:
+        """Memory left for blocks on the model's device."""
+        return free_memory_bytes(self.device)
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Allocate the KV pool; an earlier one is given back first.
+
+        Raises:
+            ConfigError: not enough memory, with the numbers and what would fit.
+        """
+        self._pool = None
+        need = num_blocks * self.kv_bytes_per_block(block_size)
+        check_fits(need, self.free_memory_bytes(), num_blocks, block_size, self.device)
+        self._pool = KVPool(self._layers, num_blocks, block_size, self._model.dtype, self.device)
+
+    def execute(self, plan: Plan) -> ExecuteResult:
+        """Copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
+
+        Raises:
+            ModelError: the model produced NaN.
+        """
+        begin_ns = time.perf_counter_ns()
+        with torch.inference_mode():
+            self.pool.copy(plan.copies)
+            samples = self._compute(plan.chunks) if plan.chunks else {}
+        return ExecuteResult(samples, time.perf_counter_ns() - begin_ns)
+
+    def _compute(self, chunks: list[Chunk]) -> dict[str, Sample]:
+        rows = [Row(i, c.tokens, c.start, c.sequence.block_table) for i, c in enumerate(chunks)]
+        batch = PagedBatch(self.pool, rows)
+        keep, order = batch.last_rows({i for i, c in enumerate(chunks) if c.num_samples})
+        logits = forward(self._model, batch, batch.input_ids, batch.position_ids, keep)
+        if batch.layers_seen != len(self._layers):
+            raise InvariantError(f"attention ran {batch.layers_seen} times, the model has {len(self._layers)} layers")
+        if not order:
+            return {}
+        sampled = [chunks[i] for i in order]
+        _check_finite(logits, sampled)
+        tokens = sample(logits, [_spec(c) for c in sampled], self.eos_token_ids)
+        return {c.request_id: Sample(t) for c, t in zip(sampled, tokens, strict=True)}
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of one user message through the model's chat template, ready for the answer.
+
+        Raises:
+            ModelError: the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ModelError(f"{self.info.name} has no tokenizer: it takes token ids only")
+        if not getattr(self.tokenizer, "chat_template", None):
+            return list(self.tokenizer(text)["input_ids"])
+        message = [{"role": "user", "content": text}]
+        return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens left out; without a tokenizer the ids themselves: ``<5> <17>``."""
+        if self.tokenizer is None:
+            return " ".join(f"<{token}>" for token in ids)
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def close(self) -> None:
+        """Give the memory back; the executor cannot be used afterwards."""
+        self._pool = None
+        self._model = None
+
+
+def _spec(chunk: Chunk) -> SampleSpec:
+    sequence = chunk.sequence
+    return SampleSpec(
+        sequence.params, sequence.request.submission, sequence.branch, sequence.num_output, chunk.num_samples
+    )
+
+
+def _check_finite(logits: Tensor, chunks: list[Chunk]) -> None:
+    """NaN anywhere in a row shows in its maximum."""
+    broken = logits.amax(-1).isnan()
+    if broken.any():
+        names = [c.request_id for c, bad in zip(chunks, broken.tolist(), strict=True) if bad]
+        raise ModelError(f"the model produced NaN logits for {', '.join(names)}")
+
+
+def _describe(resolved: ResolvedModel, loaded: torch_load.LoadedModel, layers: list[LayerShape]) -> ModelInfo:
+    model, text = loaded.model, loaded.text_config
+    parameters = list(model.parameters())
+    eos: set[int] = set()
+    for source in (model.generation_config, text, loaded.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        eos.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    dtype: torch.dtype = model.dtype
+    return ModelInfo(
+        name=resolved.name,
+        device=str(model.device),
+        dtype=torch_load.DTYPE_NAMES.get(dtype, str(dtype)),
+        vocab_size=text.vocab_size,
+        max_model_len=getattr(text, "max_position_embeddings", None),
+        eos_token_ids=tuple(sorted(eos)),
+        num_params=sum(p.numel() for p in parameters),
+        num_layers=len(layers),
+        num_kv_heads=layers[0].kv_heads,
+        head_dim=layers[0].k_dim,
+        kv_bytes_per_token=bytes_per_block(layers, 1, dtype),
+        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        fallback_from=resolved.fallback_from,
+        notices=tuple(loaded.notices),
+    )

@@ -1,0 +1,187 @@
+"""``kvtop bench``: the arguments, the progress line and the tables. Running is in ``kvtop.bench``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
+from kvtop.cli.terminal import ProgressLine
+from kvtop.cli.text import format_ns, percent, significant
+from kvtop.cli.values import count
+from kvtop.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from kvtop.bench import Outcome, Progress
+    from kvtop.summary import RunSummary
+
+DESCRIPTION = """\
+Run workloads under several policies, each in its own engine process, and write Parquet tables. Every combination of
+-w, -p and --allocator is run --replicates times; the comparison is printed at the end."""
+
+EXAMPLES = """
+kvtop bench -w mooncake-conversation -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o results/first
+kvtop bench -w trace.jsonl.gz -p fcfs --executor null --num-blocks 4096 -o results/replay
+kvtop bench -w azure-code -p fcfs --allocator paged --allocator contiguous-max --limit 32 -o results/alloc --resume
+"""
+
+EXIT_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_point_options(parser)
+    add_workload_options(parser)
+    add_engine_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="one directory a run is made in it"
+    )
+    add_rerun_options(output)
+
+
+def add_point_options(parser: argparse.ArgumentParser) -> None:
+    points = parser.add_argument_group("what is run (each may be repeated)")
+    points.add_argument(
+        "-w", "--workload", action="append", metavar="W", help="built-in name (`kvtop workloads`) or trace file"
+    )
+    points.add_argument(
+        "-p", "--policy", action="append", metavar="P", help="queue policy (`kvtop policies`; default fcfs)"
+    )
+    points.add_argument("--allocator", action="append", metavar="A", help="paged (default) or contiguous-max")
+    points.add_argument("--replicates", type=count, default=1, metavar="R", help="seeds S, S+1, ... (default 1)")
+
+
+def add_rerun_options(parser: argparse._ActionsContainer) -> None:
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="keep complete runs in DIR and run the rest")
+    again.add_argument("--force", action="store_true", help="run complete ones again, replacing them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run everything, then compare. 1 when a run failed or no request succeeded, 130 when interrupted."""
+    from kvtop.engine.errors import UsageError
+
+    if not args.workload:
+        raise UsageError("bench needs a workload: -w NAME or FILE (`kvtop workloads` lists the built-in ones)")
+    result = run_points(make_specs(args), args.output, resume=args.resume, force=args.force)
+    print_comparison([outcome.run_dir for outcome in result.outcomes if outcome.run_dir is not None])
+    return result.exit_code
+
+
+def make_specs(args: argparse.Namespace) -> list[RunSpec]:
+    """Every point, all names checked before anything runs."""
+    from kvtop.bench import replicates
+
+    specs = [
+        run_spec(args, workload, policy, allocator)
+        for workload in args.workload
+        for policy in args.policy or ["fcfs"]
+        for allocator in args.allocator or ["paged"]
+    ]
+    for workload in {spec.workload.name: spec.workload for spec in specs}.values():
+        check_workload(workload)
+    return [replicate for spec in specs for replicate in replicates(spec, args.replicates)]
+
+
+@dataclass(slots=True)
+class BenchResult:
+    """What became of the points, in order, and the exit code that says it."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    exit_code: int = 0
+
+
+def run_points(specs: Sequence[RunSpec], out_dir: Path, *, resume: bool, force: bool) -> BenchResult:
+    """Run the points one after the other, a result line for each. Ctrl-C ends the current one in good order."""
+    from kvtop.bench import Outcome, plan_points, point_label, run_point
+
+    points = plan_points(specs, out_dir, resume=resume, force=force)
+    result, line = BenchResult(), ProgressLine()
+    for index, (spec, kept) in enumerate(points):
+        place = f"[{index + 1}/{len(points)}] "
+        run_dir = Path(spec.run_dir or "")
+        try:
+            if kept:
+                outcome = Outcome(point_label(spec), run_dir, "kept")
+            else:
+                outcome = run_point(
+                    spec, lambda progress, place=place: line.show(place + progress_text(progress)), force=force
+                )
+        except KeyboardInterrupt:
+            outcome = Outcome(point_label(spec), run_dir, "interrupted")
+        line.clear()
+        result.outcomes.append(outcome)
+        good = report_outcome(place, outcome)
+        if outcome.status == "interrupted":
+            left = len(points) - index - 1
+            print(
+                f"kvtop: interrupted; finished rows are kept in {out_dir}{f', {left} not started' if left else ''}",
+                file=sys.stderr,
+            )
+            result.exit_code = EXIT_INTERRUPTED
+            break
+        if not good:
+            result.exit_code = 1
+    return result
+
+
+def progress_text(progress: Progress) -> str:
+    """One line: where the run is."""
+    if not progress.step:
+        done = "" if progress.fraction is None else f" {100 * progress.fraction:.0f} %"
+        return f"{progress.label}: {progress.notice or 'starting'}{done}"
+    total = "" if progress.num_requests is None else f"/{progress.num_requests}"
+    blocks = (
+        "" if not progress.num_blocks else f", {100 * progress.used_blocks / progress.num_blocks:.0f} % of blocks used"
+    )
+    return (
+        f"{progress.label}: {progress.num_ended}{total} done, {progress.num_running} running, "
+        f"{progress.num_waiting} waiting{blocks}, step {progress.step:,}, {progress.t_ns / 1e9:.1f} s"
+    )
+
+
+def report_outcome(place: str, outcome: Outcome) -> bool:
+    """Print a run's one-line result; False when it failed or nothing in it succeeded."""
+    from kvtop.engine.errors import KvtopError
+    from kvtop.summary import load_run
+
+    for warning in outcome.warnings:
+        print(f"kvtop: {outcome.label}: {warning}", file=sys.stderr)
+    if outcome.status == "failed":
+        print(f"kvtop: {outcome.label}: failed: {outcome.error}", file=sys.stderr)
+        return False
+    try:
+        summary = load_run(outcome.run_dir) if outcome.run_dir is not None else None
+    except KvtopError as error:
+        print(f"kvtop: {outcome.label}: {error}", file=sys.stderr)
+        return False
+    if summary is None:
+        return True
+    print(f"{place}{outcome.label}: {outcome.status}, {result_text(summary)}  -> {outcome.run_dir}", flush=True)
+    if summary.num_requests and not summary.num_ok:
+        print(f"kvtop: {outcome.label}: no successful request", file=sys.stderr)
+        return False
+    return True
+
+
+def result_text(summary: RunSummary) -> str:
+    """The few figures that fit one line."""
+    return (
+        f"{summary.num_ok}/{summary.num_requests} ok, TTFT p50 {format_ns(summary.ttft.p50)}, "
+        f"{significant(summary.output_tokens_s)} output tokens/s, hit rate {percent(summary.hit_rate)}, "
+        f"{summary.preemptions} preemptions, {format_ns(summary.duration_ns)}"
+    )
+
+
+def print_comparison(run_dirs: Sequence[Path]) -> None:
+    """One table a workload of the runs that left tables; nothing when none did."""
+    from kvtop.cli.comparison import render
+    from kvtop.compare import compare_by_workload, load_readable
+
+    runs, _ = load_readable(run_dirs)
+    for comparison in compare_by_workload(runs, force=True):
+        print(f"\n{render(comparison)}")

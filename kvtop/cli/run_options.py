@@ -1,0 +1,159 @@
+"""Options that ``live``, ``bench`` and ``compare -w`` share, and the checks made before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvtop.cli.values import count, count_or_zero, not_negative, one_of, positive, size_bytes
+from kvtop.engine.config import ALLOCATORS, EngineConfig
+from kvtop.engine.errors import ModelError, UnknownName
+from kvtop.run.spec import RunSpec
+from kvtop.workloads.spec import WorkloadSpec
+
+EXECUTORS = ("torch", "null")
+TOO_LONG = ("reject", "clip", "truncate")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    """How the workload is scaled and cut."""
+    group = parser.add_argument_group("workload")
+    group.add_argument("--limit", type=count, metavar="N", help="only the first N requests")
+    group.add_argument(
+        "--time-scale", type=not_negative, default=1.0, metavar="X",
+        help="multiplies the gaps between arrivals (0.5: twice the rate, 0: everything at once)",
+    )  # fmt: skip
+    group.add_argument(
+        "--length-scale", type=positive, default=1.0, metavar="X",
+        help="multiplies prompt, output and shared-prefix lengths",
+    )  # fmt: skip
+    group.add_argument(
+        "--too-long", type=one_of("rule for too long requests", TOO_LONG), default="reject",
+        help="a request longer than the model: reject it (default), clip its output or truncate its prompt",
+    )  # fmt: skip
+    group.add_argument("--format", metavar="F", help="trace format, where it is not recognised")
+    group.add_argument(
+        "--seed", type=count_or_zero, default=0, metavar="S", help="of token ids, arrivals and sampling (default 0)"
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Model, memory and scheduler."""
+    model = parser.add_argument_group("model and memory")
+    model.add_argument(
+        "-m", "--model", default="default", help="default, tiny, a Hugging Face directory or a GGUF file"
+    )
+    model.add_argument(
+        "--executor", type=one_of("executor", EXECUTORS), default="torch",
+        help="torch: a real model in real time (default); null: no model, a fixed step time on a virtual clock",
+    )  # fmt: skip
+    model.add_argument("--device", type=one_of("device", DEVICES), default="auto", help="auto (default), cpu or cuda")
+    memory = model.add_mutually_exclusive_group()
+    memory.add_argument("--num-blocks", type=count, metavar="N", help="blocks in the pool")
+    memory.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="memory for the pool, e.g. 2GiB")
+    model.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens a block (default 16)")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--eviction", metavar="NAME", help="eviction policy (default lru)")
+    engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default 64)")
+    engine.add_argument("--max-batched-tokens", type=count, metavar="N", help="token budget of a step (default 512)")
+    engine.add_argument(
+        "--max-model-len", type=count, metavar="N", help="longest prompt + output (default: what model and pool hold)"
+    )
+    engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt in full")
+    engine.add_argument("--no-chunked-prefill", action="store_true", help="a prompt is computed in one step")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def workload_spec(args: argparse.Namespace, name: str) -> WorkloadSpec:
+    """The workload as asked for."""
+    return WorkloadSpec(
+        name=name,
+        format=args.format,
+        limit=args.limit,
+        time_scale=args.time_scale,
+        length_scale=args.length_scale,
+        too_long=args.too_long,
+        seed=args.seed,
+    )
+
+
+def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged") -> dict[str, Any]:
+    """EngineConfig values as asked for, checked together as far as that goes without the model.
+
+    Raises:
+        UnknownName: no such policy or allocator.
+        ConfigError: values that cannot work together.
+    """
+    check_policies(policy, args.eviction)
+    if allocator not in ALLOCATORS:
+        raise UnknownName("allocator", allocator, ALLOCATORS)
+    given = {
+        "eviction": args.eviction,
+        "max_num_seqs": args.max_num_seqs,
+        "max_batched_tokens": args.max_batched_tokens,
+        "max_model_len": args.max_model_len,
+        "prefix_caching": False if args.no_prefix_caching else None,
+        "chunked_prefill": False if args.no_chunked_prefill else None,
+    }
+    values: dict[str, Any] = {"policy": policy, "allocator": allocator, "block_size": args.block_size}
+    values |= {key: value for key, value in given.items() if value is not None}
+    # Without a number the pool is sized when the model is known; one block lets every other check run now.
+    EngineConfig.from_mapping({**values, "num_blocks": args.num_blocks or 1})
+    return values
+
+
+def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: str = "paged", **more: Any) -> RunSpec:
+    """Everything the engine's process needs, all names but the workload's checked (``check_workload``).
+
+    Raises:
+        UsageError: something in it cannot work; see the parts.
+    """
+    check_model(args.model, args.executor)
+    return RunSpec(
+        workload=workload_spec(args, workload),
+        engine=engine_values(args, policy, allocator),
+        executor=args.executor,
+        model=args.model,
+        device=args.device,
+        num_blocks=args.num_blocks,
+        kv_memory_bytes=args.kv_memory,
+        seed=args.seed,
+        **more,
+    )
+
+
+def check_policies(policy: str, eviction: str | None) -> None:
+    """Raise UnknownName, naming the nearest, for a policy that does not exist."""
+    from kvtop.engine.policies.registry import eviction_policies, queue_policies
+
+    if policy not in (known := queue_policies()):
+        raise UnknownName("policy", policy, known)
+    if eviction is not None and eviction not in (known := eviction_policies()):
+        raise UnknownName("eviction policy", eviction, known)
+
+
+def check_workload(spec: WorkloadSpec) -> None:
+    """Read the whole workload once, so that a broken row is reported before a model is loaded.
+
+    Raises:
+        UnknownName, WorkloadError: no such workload, or one that cannot be used (file, row, reason).
+    """
+    from kvtop.workloads.load import load_workload
+
+    load_workload(spec, vocab_size=1 << 15)  # any size: only the token ids, made later, depend on it
+
+
+def check_model(name: str, executor: str) -> None:
+    """A name the executor knows, or something on disk; a hub name (``owner/name``) is left to the executor."""
+    if executor == "null" or name in ("default", "tiny") or Path(name).exists():
+        return
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    if is_path:
+        raise ModelError(f"{name}: no such file or directory")
+    if "/" not in name:
+        raise UnknownName("model", name, ("default", "tiny"))

@@ -1,0 +1,220 @@
+"""Fold block decisions into the pool: the exact block -> owner map, from the log alone.
+
+No handler costs more than the table entries it touches, and nothing here walks the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtop.engine.events import BlockRow, Decision, Keyframe
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState, SequenceState
+
+Sequences = dict[str, SequenceState]
+BlockFold = Callable[[PoolState, Sequences, Decision, int], None]
+"""(pool, live sequences, decision, step)"""
+
+_STATES = {"fresh": FRESH, "idle": IDLE, "used": USED, "in_transfer": IN_TRANSFER}
+
+
+def _set_state(pool: PoolState, block: int, state: int) -> None:
+    pool.counts[pool.state[block]] -= 1
+    pool.counts[state] += 1
+    pool.state[block] = state
+
+
+def _ref(pool: PoolState, block: int) -> None:
+    if pool.refcount[block] == 0:
+        pool.transfer.pop(block, None)
+        if pool.state[block] != USED:
+            _set_state(pool, block, USED)
+    pool.refcount[block] += 1
+    pool.dirty.add(block)
+
+
+def _unref(pool: PoolState, block: int) -> None:
+    """The block keeps its state until the step ends: only then it is known whether its free is deferred."""
+    pool.refcount[block] -= 1
+    pool.dirty.add(block)
+    if pool.refcount[block] == 0:
+        pool.transfer[block] = None
+
+
+def _disown(pool: PoolState, block: int, seq_id: str) -> None:
+    owners = pool.owners[block]
+    if seq_id in owners:
+        owners.remove(seq_id)
+
+
+def _to_fresh(pool: PoolState, block: int) -> None:
+    _set_state(pool, block, FRESH)
+    pool.filled[block] = 0
+    pool.dirty.add(block)
+
+
+def _forget_key(pool: PoolState, block: int) -> None:
+    pool.key[block] = pool.parent_key[block] = None
+    pool.published_step[block] = pool.last_use_step[block] = pool.uses[block] = 0
+    pool.dirty.add(block)
+
+
+def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _, seq_id, _, block, _ = decision
+    _ref(pool, block)
+    pool.filled[block] = 0
+    pool.owners[block] = [seq_id]
+    seq = sequences.get(seq_id)
+    if seq is not None:
+        seq.table.append(block)
+        seq.state = "running"
+
+
+def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _, seq_id, _, block, position, reason = decision
+    _ref(pool, block)
+    pool.owners[block].append(seq_id)
+    if reason != "fork":
+        pool.last_use_step[block] = step
+    seq = sequences.get(seq_id)
+    if reason == "hit":
+        pool.uses[block] += 1
+    if seq is None:
+        return
+    if reason == "dedup":
+        seq.table[position // pool.block_size] = block
+        return
+    seq.table.append(block)
+    seq.state = "running"
+    if reason == "hit":
+        seq.num_computed = position + pool.block_size
+
+
+def _copy(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    """Copy-on-write replaces the source in the table; a copying fork has its own block there already."""
+    _, seq_id, _, block, other, position = decision
+    filled = pool.filled[other]
+    seq, index = sequences.get(seq_id), position // pool.block_size
+    if seq is None or seq.table[index] != block:
+        _ref(pool, block)
+        pool.owners[block] = [seq_id]
+        _disown(pool, other, seq_id)
+        _unref(pool, other)
+        if seq is not None:
+            seq.table[index] = block
+    pool.filled[block] = filled
+    pool.dirty.add(block)
+
+
+def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _, seq_id, _, block, reason = decision
+    _disown(pool, block, seq_id)
+    _unref(pool, block)
+    if reason == "dedup":  # its place in the table was taken by the published block
+        return
+    if pool.key[block] is not None:
+        pool.last_use_step[block] = step
+    seq = sequences.get(seq_id)
+    if seq is not None and seq.table:
+        seq.table.pop()  # tail first
+
+
+def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _, _, _, block, key, parent_key = decision
+    if pool.key[block] == key:  # a branch meets a block that its sibling published
+        return
+    pool.key[block], pool.parent_key[block] = key, parent_key
+    pool.published_step[block] = pool.last_use_step[block] = step
+    pool.uses[block] = 0
+    pool.dirty.add(block)
+
+
+def _unpublish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    block = decision[2]
+    _forget_key(pool, block)
+    if pool.refcount[block] == 0 and block not in pool.transfer:
+        _to_fresh(pool, block)
+
+
+def _evict(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    block = decision[3]
+    _forget_key(pool, block)
+    pool.transfer.pop(block, None)
+    _to_fresh(pool, block)
+
+
+def _pin(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    block = decision[2]
+    pool.pins[block] += 1
+    _ref(pool, block)
+
+
+def _unpin(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    block = decision[2]
+    pool.pins[block] -= 1
+    _unref(pool, block)
+
+
+def _chunk(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _, seq_id, count, start = decision
+    seq = sequences.get(seq_id)
+    if seq is None:
+        return
+    size, end, table, filled = pool.block_size, start + count, seq.table, pool.filled
+    for index in range(start // size, min(-(-end // size), len(table))):
+        block, want = table[index], min(size, end - index * size)
+        if filled[block] < want:
+            filled[block] = want
+            pool.dirty.add(block)
+
+
+BLOCK_FOLDS: dict[str, BlockFold] = {
+    "alloc": _alloc,
+    "share": _share,
+    "copy": _copy,
+    "free": _free,
+    "publish": _publish,
+    "unpublish": _unpublish,
+    "evict": _evict,
+    "pin": _pin,
+    "unpin": _unpin,
+    "chunk": _chunk,
+}
+
+
+def settle(pool: PoolState, num_in_transfer: int) -> None:
+    """End of a step: of the blocks without references, the last ``num_in_transfer`` released are in transfer still."""
+    transfer = pool.transfer
+    while len(transfer) > num_in_transfer:
+        block = next(iter(transfer))
+        del transfer[block]
+        if pool.key[block] is None:
+            _to_fresh(pool, block)
+        else:
+            _set_state(pool, block, IDLE)
+            pool.dirty.add(block)
+    for block in transfer:
+        if pool.state[block] != IN_TRANSFER:
+            _set_state(pool, block, IN_TRANSFER)
+            pool.dirty.add(block)
+
+
+def pool_of(keyframe: Keyframe) -> PoolState:
+    """The pool as a keyframe describes it; every block is dirty."""
+    pool = PoolState.empty(keyframe.num_blocks, keyframe.block_size)
+    for row in keyframe.blocks:
+        _place(pool, row)
+    for seq in keyframe.sequences:
+        for block in seq.block_table:
+            pool.owners[block].append(seq.seq_id)
+    return pool
+
+
+def _place(pool: PoolState, row: BlockRow) -> None:
+    block = row.block
+    _set_state(pool, block, _STATES[row.state])
+    pool.refcount[block], pool.filled[block], pool.pins[block] = row.refcount, row.filled, row.pins
+    pool.key[block], pool.parent_key[block] = row.key, row.parent_key
+    pool.published_step[block], pool.last_use_step[block] = row.published_step, row.last_use_step
+    pool.uses[block] = row.uses
+    if pool.state[block] == IN_TRANSFER:
+        pool.transfer[block] = None

@@ -1,0 +1,190 @@
+"""The folded state against the engine itself: random workloads, compared after every step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtop.engine.api import Engine, EngineConfig, InvalidRequest, NullExecutor, Recorder, SamplingParams, VirtualClock
+from kvtop.engine.events import AnyEvent, Event
+from kvtop.engine.types import FinishReason
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState
+from kvtop.state.reduce import reduce
+
+STATE_NAMES = {FRESH: "fresh", IDLE: "idle", USED: "used", IN_TRANSFER: "in_transfer"}
+_roundtrip = msgspec.msgpack.Decoder(list[AnyEvent])
+
+
+def over_the_wire(events: list[Event]) -> list[Event]:
+    """What a reader gets: tuples have become what msgpack makes of them."""
+    return list(_roundtrip.decode(msgspec.msgpack.encode(events)))
+
+
+class Driver:
+    """A random run of a real engine: submissions, aborts, forks, pins, resets, all from one seed."""
+
+    def __init__(self, seed: int, **config: object) -> None:
+        self.rng = random.Random(seed)
+        base = {"num_blocks": 12, "block_size": 4, "max_num_seqs": 6, "max_batched_tokens": 16}
+        self.engine = Engine(
+            EngineConfig(**(base | config)),  # type: ignore[arg-type]
+            NullExecutor(token_fn=lambda rid, branch, i: 7 + i % 3),
+            clock=VirtualClock(),
+            recorder=Recorder(),
+        )
+        self.shared = [self.rng.randrange(50) for _ in range(24)]
+        self.num_submitted = 0
+        self.pinned: list[int] = []
+
+    def steps(self, count: int) -> Iterator[list[Event]]:
+        """Events of one step at a time; what happens between steps is drained with the step after it."""
+        for _ in range(count):
+            for _ in range(self.rng.choice((0, 0, 1, 2))):
+                self.disturb()
+            self.engine.step()
+            self.engine.check()
+            yield over_the_wire(self.engine.recorder.drain())
+
+    def disturb(self) -> None:
+        rng, engine = self.rng, self.engine
+        live = list(engine._sequences)
+        what = rng.choices(
+            ("submit", "abort", "fork", "pin", "unpin", "reset", "evict"), (10, 1.5, 1, 0.5, 0.7, 0.3, 0.5)
+        )[0]
+        try:
+            if what == "submit":
+                prompt = self.shared[: rng.randrange(1, 24)] + [rng.randrange(50) for _ in range(rng.randrange(8))]
+                self.num_submitted += 1
+                engine.submit(
+                    prompt,
+                    SamplingParams(max_tokens=rng.randrange(1, 14), n=rng.choice((1, 1, 1, 2, 3))),
+                    request_id=f"q{self.num_submitted}",
+                    priority=rng.choice((0, 0, 1)),
+                )
+            elif what == "abort" and live:
+                engine.abort(rng.choice(live))
+            elif what == "fork" and live:
+                engine.fork(rng.choice(live), rng.choice((2, 3)))
+            elif what == "pin" and len(self.pinned) < 3 and engine.config.allocator == "paged":
+                block = rng.randrange(engine.config.num_blocks)
+                if engine.block(block).state.value in ("used", "idle"):
+                    engine.pin(block)
+                    self.pinned.append(block)
+            elif what == "unpin" and self.pinned:
+                engine.unpin(self.pinned.pop(rng.randrange(len(self.pinned))))
+            elif what == "reset" and engine.config.allocator == "paged":
+                engine.reset_prefix_cache()
+            elif what == "evict" and engine.config.allocator == "paged":
+                engine.evict(rng.randrange(engine.config.num_blocks))
+        except InvalidRequest:
+            pass
+
+
+def assert_equal(state: RunState, engine: Engine, where: str) -> None:
+    pool = state.pool
+    assert pool is not None
+    for b in range(engine.config.num_blocks):
+        view = engine.block(b)
+        got = (
+            STATE_NAMES[pool.state[b]], pool.refcount[b], sorted(pool.owners[b]), pool.filled[b], pool.pins[b], pool.key[b],
+            pool.uses[b],
+        )  # fmt: skip
+        want = (
+            view.state.value, view.refcount, sorted(view.owners), view.tokens_filled, view.pins, view.published_key,
+            view.uses,
+        )  # fmt: skip
+        assert got == want, f"{where}, block {b}"
+        # What happens between two steps is dated by the engine with the step before, by the log with the one after.
+        assert abs(pool.last_use_step[b] - view.last_use_step) <= 1, f"{where}, block {b}"
+    assert set(state.sequences) == set(engine._sequences), where
+    for seq_id, seq in state.sequences.items():
+        view = engine.request(seq_id)
+        got = (
+            tuple(seq.table), seq.state, seq.num_prompt, seq.num_tokens, seq.num_computed, seq.cached_tokens,
+            seq.num_preemptions, seq.t_first_token_ns, seq.t_last_token_ns,
+        )  # fmt: skip
+        want = (
+            view.block_table, view.state.value, len(view.prompt), len(view.prompt) + len(view.output), view.num_computed,
+            view.cached_tokens, view.preemptions, view.times.t_first_token_ns, view.times.t_last_token_ns,
+        )  # fmt: skip
+        assert got == want, f"{where}, {seq_id}"
+        reason, blocker = state.wait_reason(seq)
+        assert (reason, blocker) == (view.wait_reason or "", view.wait_blocker or ""), f"{where}, {seq_id}"
+    totals = engine.counters()
+    assert pool.counts == [totals.fresh, totals.idle, totals.used, totals.in_transfer], where
+    for name in (
+        "query_tokens", "hit_tokens", "preemptions", "evictions", "copies", "restored_tokens", "recomputed_tokens",
+        "computed_tokens",
+    ):  # fmt: skip
+        assert state.totals.get(name, 0) == getattr(totals, name), f"{where}, {name}"
+
+
+CONFIGS = {
+    "paged": {},
+    "tight": {"num_blocks": 7, "max_num_seqs": 4},
+    "deferred": {"deferred_free_steps": 2, "num_blocks": 9},
+    "no cache": {"prefix_caching": False},
+    "contiguous": {"allocator": "contiguous-max", "max_model_len": 16, "num_blocks": 13},
+    "lpm": {"policy": "lpm"},
+    "whole prompts": {"chunked_prefill": False, "max_batched_tokens": 64, "num_blocks": 10},
+    "block size 1": {"block_size": 1, "num_blocks": 40},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_folding_gives_the_pool_and_tables_of_the_engine(name: str, seed: int) -> None:
+    driver = Driver(seed, **CONFIGS[name])
+    state = reduce(RunState(), driver.engine.keyframe())
+    for number, events in enumerate(driver.steps(60)):
+        for event in events:
+            reduce(state, event)
+        assert_equal(state, driver.engine, f"seed {seed}, step {number}")
+
+
+@pytest.mark.parametrize("name", ["paged", "tight", "contiguous"])
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), cut=st.integers(1, 40))
+def test_folding_from_a_keyframe_in_the_middle_gives_the_same_state(name: str, seed: int, cut: int) -> None:
+    driver = Driver(seed, **CONFIGS[name])
+    whole, late = reduce(RunState(), driver.engine.keyframe()), RunState()
+    for number, events in enumerate(driver.steps(60)):
+        for event in events:
+            reduce(whole, event)
+            if number > cut:
+                reduce(late, event)
+        if number == cut:
+            reduce(late, over_the_wire([driver.engine.keyframe()])[0])
+        if number > cut:
+            assert late.pool is not None and whole.pool is not None
+            assert late.pool.state == whole.pool.state
+            assert late.pool.refcount == whole.pool.refcount
+            assert late.pool.filled == whole.pool.filled
+            assert [sorted(o) for o in late.pool.owners] == [sorted(o) for o in whole.pool.owners]
+            assert late.pool.key == whole.pool.key
+            assert late.pool.counts == whole.pool.counts
+            tables = {i: s.table for i, s in late.sequences.items()}
+            assert tables == {i: s.table for i, s in whole.sequences.items()}
+            assert {n: late.totals[n] for n in ("hit_tokens", "evictions", "preemptions", "restored_tokens")} == {
+                n: whole.totals[n] for n in ("hit_tokens", "evictions", "preemptions", "restored_tokens")
+            }
+
+
+def test_nothing_is_left_of_a_request_that_ended() -> None:
+    driver = Driver(5)
+    state = reduce(RunState(), driver.engine.keyframe())
+    events = [event for step in driver.steps(40) for event in step]
+    driver.engine.run()
+    for event in events + over_the_wire(driver.engine.recorder.drain()):
+        reduce(state, event)
+    assert driver.num_submitted > 10
+    assert not state.sequences and not state.arrivals
+    assert state.num_finished + state.num_rejected == driver.num_submitted
+    assert all(not owners for owners in state.pool.owners)  # type: ignore[union-attr]
+    assert {e.finish_reason for e in state.finished} <= {str(reason) for reason in FinishReason}

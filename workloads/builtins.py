@@ -1,0 +1,49 @@
+"""The workloads that come with kvtop: real slices of published traces, and a generator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvtop.workloads.recipe import Recipe
+
+DATA = Path(__file__).parent / "data"
+MOONCAKE_SLICE = DATA / "mooncake-conversation-first200.jsonl.gz"
+AZURE_CONV_SLICE = DATA / "azure-2023-conv-first1000.csv.gz"
+
+
+class Builtin(msgspec.Struct, frozen=True):
+    summary: str
+    recipe: Recipe
+
+
+def _mooncake(name: str, **scales: float) -> Recipe:
+    return Recipe(name=name, path=MOONCAKE_SLICE, format="mooncake", **scales)  # type: ignore[arg-type]
+
+
+BUILTINS: dict[str, Builtin] = {
+    # 0.9 requests/s of 435 prompt tokens on average keep a 135M model on two cores just busy: it computes about 500
+    # prompt tokens/s there. Arrivals come in bursts (9 s apart at this scale), so a queue forms and drains.
+    "default": Builtin(
+        "Mooncake conversation slice for a small model on a CPU: lengths / 32, gaps x 3, about 0.9 requests/s",
+        _mooncake("default", time_scale=3.0, length_scale=1 / 32),
+    ),
+    "mooncake-conversation": Builtin(
+        "first 200 requests of the Mooncake conversation trace, as recorded (14k prompt tokens on average)",
+        _mooncake("mooncake-conversation"),
+    ),
+    "azure-conv": Builtin(
+        "first 1,000 requests of the Azure 2023 conversation trace, as recorded (no prefix information)",
+        Recipe(name="azure-conv", path=AZURE_CONV_SLICE, format="azure"),
+    ),
+    "poisson-shared-prefix": Builtin(
+        "generated: 200 requests, Poisson 1.5/s, a shared system prompt of 256 tokens, 32-256 tokens of their own",
+        Recipe(name="poisson-shared-prefix", kind="poisson", options={"rate": 1.5}),
+    ),
+}
+
+
+def builtin_workloads() -> dict[str, str]:
+    """Name and one line of every built-in workload."""
+    return {name: builtin.summary for name, builtin in BUILTINS.items()}

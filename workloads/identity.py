@@ -1,0 +1,44 @@
+"""The hash by which two runs know that they were served the same requests."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from kvtop.workloads.rows import Row
+
+VERSION = "kvtop-workload-1"
+
+
+def workload_hash(rows: list[Row], *, seed: int, vocab_size: int) -> str:
+    """SHA-256 (hex) of everything that is served: arrivals, lengths, what is shared, sampling, seed and vocabulary.
+
+    The text hashed is one JSON array a line: ``[VERSION, seed, vocab_size]``, then for each row every field in the
+    order of the list below. Names, paths, formats and compression are not in it: the same requests have the same hash.
+    """
+    digest = hashlib.sha256()
+    encoder = msgspec.json.Encoder()
+    digest.update(encoder.encode([VERSION, seed, vocab_size]) + b"\n")
+    for row in rows:
+        digest.update(encoder.encode(_served(row)) + b"\n")
+    return digest.hexdigest()
+
+
+def _served(row: Row) -> list[object]:
+    return [
+        row.arrival_ns,
+        row.prompt_tokens,
+        row.output_tokens,
+        row.hash_ids,
+        row.hash_block_tokens,
+        row.shared_tokens,
+        row.n,
+        row.temperature,
+        row.priority,
+        row.tenant,
+        row.klass,
+        row.session_id,
+        row.turn,
+        row.parent_request_id,
+    ]
