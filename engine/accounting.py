@@ -8,6 +8,7 @@ from kvtop.engine import views
 from kvtop.engine.allocators.base import Allocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.events import RequestEvent
+from kvtop.engine.policies.tenants import TenantCounters
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.scheduler import Scheduler
 from kvtop.engine.sequence import Sequence
@@ -34,11 +35,13 @@ class Accountant:
         scheduler: Scheduler,
         recorder: AnyRecorder,
         executor: Executor,
+        tenants: TenantCounters,
     ) -> None:
         self.config = config
         self.allocator = allocator
         self.scheduler = scheduler
         self.recorder = recorder
+        self.tenants = tenants
         self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
         self.query_tokens = self.hit_tokens = 0
         self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
@@ -104,6 +107,7 @@ class Accountant:
         self.computed_tokens += new
         self.recomputed_tokens += again
         seq.high_water = max(seq.high_water, end)
+        self.tenants.computed(seq.request.spec.tenant, chunk.count)
         self.recorder.decide(("chunk", seq.seq_id, chunk.count, chunk.start))
         self.allocator.commit(seq)
 
@@ -132,6 +136,7 @@ class Accountant:
             seq.itl_max_ns = max(seq.itl_max_ns or 0, done_ns - seq.t_last_token_ns)
         seq.t_last_token_ns = done_ns
         out.tokens.setdefault(seq.seq_id, []).append(token)
+        self.tenants.emitted(request.spec.tenant, 1)
         self._emitted.append((seq.seq_id, 1))
         reason = self._finish_reason(seq, token)
         if reason is not None:
@@ -200,6 +205,7 @@ class Accountant:
         request.num_live -= 1
         if request.num_live == 0:
             out.ended.append(request.request_id)
+            self.tenants.ended(request.spec.tenant)
             if self.recorder.enabled:
                 self.pending.append(views.request_event(request, "finished", now_ns))
 

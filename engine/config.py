@@ -8,7 +8,7 @@ import msgspec
 
 from kvtop.engine.errors import ConfigError, UnknownName
 
-ALLOCATORS = ("paged", "contiguous-max")
+ALLOCATORS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # prompt + output; None: what the pool can hold
     policy: str = "fcfs"
     policy_params: dict[str, Any] = {}
+    batch_policy: str = "decode-first"
+    victim: str = "last-arrived"
     eviction: str = "lru"
     allocator: str = "paged"
     preemption: str = "recompute"
@@ -77,7 +79,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         The + 1 is the last emitted token, whose K and V are never stored.
         """
-        stored = self.num_blocks * self.block_size + 1
+        blocks = self.num_blocks
+        if self.allocator == "contiguous-pow2":  # a buddy allocator's longest run
+            blocks = 1 << (blocks.bit_length() - 1)
+        stored = blocks * self.block_size + 1
         return stored if self.max_model_len is None else min(self.max_model_len, stored)
 
     @property

@@ -56,9 +56,16 @@ class Engine:
         self.clock = clock or (VirtualClock() if isinstance(executor, NullExecutor) else RealClock())
         self.recorder = recorder or NullRecorder()
         self.allocator = make_allocator(config, self.recorder, key_fn)
-        context = PolicyContext(step=0, cached_tokens=self.allocator.cached_tokens)
-        self.scheduler = Scheduler(config, self.allocator, self.recorder, context)
-        self.accountant = Accountant(config, self.allocator, self.scheduler, self.recorder, executor)
+        self._context = PolicyContext(
+            step=0,
+            cached_tokens=self.allocator.cached_tokens,
+            cached_path=self.allocator.cached_path,
+            block_size=config.block_size,
+        )
+        self.scheduler = Scheduler(config, self.allocator, self.recorder, self._context)
+        self.accountant = Accountant(
+            config, self.allocator, self.scheduler, self.recorder, executor, self._context.tenants
+        )
         self.num_steps = 0
         self._requests: dict[str, Request] = {}  # live ones
         self._sequences: dict[str, Sequence] = {}  # live ones
@@ -130,6 +137,7 @@ class Engine:
         self._requests[request_id] = request
         self._sequences[request_id] = seq
         self.recorder.decide(("arrived", request_id, seq.num_prompt))
+        self._context.tenants.arrived(spec.tenant)
         self.scheduler.waiting.push(seq)
         return request_id
 

@@ -1,8 +1,10 @@
 """The scheduler: which tokens of which sequences the next step computes, within one token budget.
 
-    running, decodes first      nobody who runs is starved: one token each (seats <= budget)
+    running, decodes            nobody who runs is starved: one token each (seats <= budget)
     running, unfinished chunks  by static order, with what is left of the budget
     waiting                     in the order of the queue policy, while budget, seats and blocks last
+
+(that is the batch policy decode-first; others order the phases differently).
 
 There is no prefill or decode phase: ``num_computed`` chases ``num_tokens``. The scheduler decides and records; it
 computes nothing.
@@ -10,11 +12,11 @@ computes nothing.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 from kvtop.engine.allocators.base import Admission, Allocator
 from kvtop.engine.config import EngineConfig
-from kvtop.engine.policies.registry import PolicyContext, get_queue_policy
+from kvtop.engine.policies.registry import BATCH, QUEUE, VICTIM, PolicyContext
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import Chunk, Plan, RequestState, Shortage, Stall, WaitReason
@@ -30,8 +32,11 @@ class Scheduler:
         self.config = config
         self.allocator = allocator
         self.recorder = recorder
-        policy, context.params = get_queue_policy(config.policy, config.policy_params)
+        policy, context.params = QUEUE.get(config.policy, config.policy_params)
         self.waiting = WaitingQueue(policy, context)
+        self._context = context
+        self._victim_key = VICTIM.get(config.victim)[0].rule
+        self._phases = BATCH.get(config.batch_policy)[0].rule
         self.running: list[Sequence] = []  # in static order: the last one is the next victim
         self.head_of_line: Sequence | None = None
         self.shortage: Shortage | None = None  # why the head of the line was refused
@@ -52,16 +57,32 @@ class Scheduler:
         self.allocator.begin_step(step)
         self.waiting.begin_step(step)
         plan = Plan(step)
-        budget = self._schedule_running(plan, self.config.max_batched_tokens, now_ns)
-        self._admit(plan, budget, now_ns)
+        budget = self.config.max_batched_tokens
+        for index, phase in enumerate(self._phases):
+            if phase == "admit":
+                self.allocator.hold = self._growth() if "decodes" in self._phases[index:] else 0
+                budget = self._admit(plan, budget, now_ns)
+            else:
+                budget = self._schedule_running(self._in_phase(phase), plan, budget, now_ns)
         plan.copies = self.allocator.copies
         return plan
 
-    def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
-        decodes = [seq for seq in self.running if seq.num_tokens - seq.num_computed == 1]
-        chunks = [seq for seq in self.running if seq.num_tokens - seq.num_computed > 1]
-        for seq in decodes + chunks:
-            if seq.state is not RequestState.RUNNING:  # preempted by somebody before it in this very loop
+    def _in_phase(self, phase: str) -> list[Sequence]:
+        """Running sequences of a phase, in static order. Whoever starts in this step is planned by its admission."""
+        started = set(self.admitted)
+        running = [seq for seq in self.running if seq not in started] if started else list(self.running)
+        if phase == "running":
+            return running
+        decodes = phase == "decodes"
+        return [seq for seq in running if (seq.num_tokens - seq.num_computed == 1) is decodes]
+
+    def _growth(self) -> int:
+        """Blocks that running decodes need in this step."""
+        return sum(self.allocator.growth(seq, seq.num_tokens) for seq in self._in_phase("decodes"))
+
+    def _schedule_running(self, sequences: list[Sequence], plan: Plan, budget: int, now_ns: int) -> int:
+        for seq in sequences:
+            if seq.state is not RequestState.RUNNING:  # preempted by somebody before it in this very step
                 continue
             left = seq.num_tokens - seq.num_computed
             count = min(left, budget)
@@ -74,7 +95,7 @@ class Scheduler:
                 self._add(plan, seq, count)
         return budget
 
-    def _admit(self, plan: Plan, budget: int, now_ns: int) -> None:
+    def _admit(self, plan: Plan, budget: int, now_ns: int) -> int:
         while (seq := self.waiting.head()) is not None:
             refusal = self._refusal(seq, budget)
             if refusal is None:
@@ -86,7 +107,8 @@ class Scheduler:
                     continue
                 refusal = answer
             self._skip(seq, refusal)
-            return
+            break
+        return budget
 
     def _refusal(self, seq: Sequence, budget: int) -> Shortage | None:
         """Reasons not to try ``seq`` that have nothing to do with blocks."""
@@ -175,7 +197,7 @@ class Scheduler:
             if self._claimed < self.allocator.pool.num_in_transfer:
                 self._claimed += 1  # a victim's block is on its way: wait for it instead of taking another victim
                 return 0, given_back
-            victim = self.running[-1]
+            victim = self._victim(seq)
             if victim is seq and len(self.running) == 1:
                 self.starved.append(seq)
                 return 0, given_back
@@ -185,6 +207,11 @@ class Scheduler:
             if self.config.deferred_free_steps:
                 self._claimed += 1
                 return 0, given_back
+
+    def _victim(self, needy: Sequence) -> Sequence:
+        """Of those that rank no further ahead than ``needy``, the one with the largest key; maybe itself."""
+        behind = self.running[bisect_left(self.running, needy.order, key=lambda s: s.order) :]
+        return max(behind, key=lambda s: self._victim_key(s, self._context))
 
     def _preempt(self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int) -> int:
         """Recompute later: throw the victim's blocks away. Returns the budget of a chunk it had in this plan."""

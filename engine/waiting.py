@@ -6,14 +6,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any
 
-from kvtop.engine.policies.registry import PolicyContext, QueuePolicy
+from kvtop.engine.policies.registry import Policy, PolicyContext, SequenceKey
 from kvtop.engine.sequence import Sequence
 
 
 class WaitingQueue:
     """A sorted list. With a static policy a key is computed once; with a dynamic one ``begin_step`` sorts anew."""
 
-    def __init__(self, policy: QueuePolicy, context: PolicyContext) -> None:
+    def __init__(self, policy: Policy[SequenceKey], context: PolicyContext) -> None:
         self._policy = policy
         self._context = context
         self._entries: list[tuple[tuple[Any, ...], Sequence]] = []
@@ -29,7 +29,9 @@ class WaitingQueue:
     def begin_step(self, step: int) -> None:
         self._context.step = step
         if self._policy.dynamic and len(self._entries) > 1:
-            self._entries = sorted((self._policy.key(seq, self._context), seq) for _, seq in self._entries)
+            if self._policy.prepare is not None:
+                self._policy.prepare(self, self._context)
+            self._entries = sorted((self._policy.rule(seq, self._context), seq) for _, seq in self._entries)
             self._keys = {seq.seq_id: key for key, seq in self._entries}
 
     def head(self) -> Sequence | None:
@@ -37,7 +39,7 @@ class WaitingQueue:
 
     def push(self, seq: Sequence) -> None:
         """Complexity: O(log n) comparisons."""
-        key = self._policy.key(seq, self._context)
+        key = self._policy.rule(seq, self._context)
         self._keys[seq.seq_id] = key
         insort(self._entries, (key, seq))
 

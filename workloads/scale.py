@@ -69,8 +69,8 @@ def scale_lengths(rows: list[Row], factor: Fraction) -> tuple[list[Row], list[st
         )
     inexact = sorted({row.hash_block_tokens for row in rows if (row.hash_block_tokens * factor).denominator != 1})
     return scaled, [
-        f"length_scale {float(factor):g} makes a hash block of {block} tokens {counted(_block(block, factor), 'token')}: "
-        f"prompts are scaled by {_block(block, factor) / block:.4g}"
+        f"length_scale {float(factor):g} makes a hash block of {counted(block, 'token')} "
+        f"{counted(_block(block, factor), 'token')}: prompts are scaled by {_block(block, factor) / block:.4g}"
         for block in inexact
     ]
 

@@ -52,6 +52,7 @@ class Allocator(ABC):
         self.pool = BlockPool(config.num_blocks, config.block_size, evictor, config.deferred_free_steps)
         self.step = 0
         self.promised = 0  # blocks promised to admitted sequences and not allocated yet
+        self.hold = 0  # blocks that admissions of this step must leave to running sequences scheduled after them
         self.copies: list[tuple[int, int]] = []  # (source, destination) the executor has not done yet
         self.num_copies = 0
         self.num_evictions = 0
@@ -79,9 +80,17 @@ class Allocator(ABC):
         free_slots = len(seq.block_table) * self.block_size - seq.num_computed
         return free_slots + (self.pool.num_fresh + self.pool.num_idle) * self.block_size
 
+    def growth(self, seq: Sequence, end: int) -> int:
+        """Blocks that ``grow(seq, end)`` would take from the pool."""
+        return 0
+
     def cached_tokens(self, seq: Sequence) -> int:
         """Tokens a lookup of ``seq`` would find now."""
         return 0
+
+    def cached_path(self, seq: Sequence) -> list[int]:
+        """The blocks of that lookup."""
+        return []
 
     def commit(self, seq: Sequence) -> None:
         """``seq.num_computed`` has grown: account the written slots (and publish, where prefixes are cached)."""

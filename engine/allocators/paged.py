@@ -40,7 +40,7 @@ class PagedAllocator(Allocator):
         # An idle hit stops being evictable, so it costs one block of what is free; a hit in use costs nothing.
         need = missing + len(idle_hits)
         reserve = self.config.reserve_blocks if running else 0
-        have = pool.num_fresh + pool.num_idle - self.promised - reserve
+        have = pool.num_fresh + pool.num_idle - self.promised - self.hold - reserve
         if need > have:
             return Shortage(self._why_short(need, have), need, max(0, have))
         cached = len(hits) * self.block_size
@@ -62,20 +62,26 @@ class PagedAllocator(Allocator):
         self.promised += seq.promised
         return Admission(cached, count, need, have, lookup)
 
-    def grow(self, seq: Sequence, end: int) -> Shortage | None:
+    def growth(self, seq: Sequence, end: int) -> int:
+        return max(0, self.blocks_for(end) - len(seq.block_table)) + self._must_copy(seq)
+
+    def _must_copy(self, seq: Sequence) -> bool:
+        """The next position lies in a block that others hold too."""
         index = seq.num_computed // self.block_size
-        copy = index < len(seq.block_table) and not self.writable(seq.block_table[index])
-        new = self.blocks_for(end) - len(seq.block_table)
-        if new <= 0 and not copy:
+        return index < len(seq.block_table) and not self.writable(seq.block_table[index])
+
+    def grow(self, seq: Sequence, end: int) -> Shortage | None:
+        copy = self._must_copy(seq)
+        new = max(0, self.blocks_for(end) - len(seq.block_table))
+        if not new and not copy:
             return None
-        new = max(0, new)
         plan = self.pool.plan(new + copy)
         if plan is None:
             have = self.pool.num_fresh + self.pool.num_idle
             reason = WaitReason.FAULT if self.pool.fault else self._why_short(new + copy, have)
             return Shortage(reason, new + copy, have)
         if copy:
-            self._copy_on_write(seq, index, plan.pop(0))
+            self._copy_on_write(seq, plan.pop(0))
         self._evict_and_take(plan, seq)
         kept = min(seq.promised, new)
         seq.promised -= kept
@@ -84,8 +90,7 @@ class PagedAllocator(Allocator):
 
     def room(self, seq: Sequence) -> int:
         room = super().room(seq)
-        index = seq.num_computed // self.block_size
-        if index < len(seq.block_table) and not self.writable(seq.block_table[index]):
+        if self._must_copy(seq):
             # The shared last block must be copied first: without a block for the copy its free slots are no use.
             spare = self.pool.num_fresh + self.pool.num_idle
             return room - self.block_size if spare else 0
@@ -93,6 +98,9 @@ class PagedAllocator(Allocator):
 
     def cached_tokens(self, seq: Sequence) -> int:
         return self.cache.num_matching(seq) if self.caching else 0
+
+    def cached_path(self, seq: Sequence) -> list[int]:
+        return self.cache.match(seq) if self.caching else []
 
     def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
         for index, block in enumerate(parent.block_table):
@@ -185,7 +193,8 @@ class PagedAllocator(Allocator):
                 self.evict(block, seq.seq_id)
         self._take(plan, seq)
 
-    def _copy_on_write(self, seq: Sequence, index: int, dest: int) -> None:
+    def _copy_on_write(self, seq: Sequence, dest: int) -> None:
+        index = seq.num_computed // self.block_size
         source = seq.block_table[index]
         if self.cache.is_published(dest):
             self.evict(dest, seq.seq_id)

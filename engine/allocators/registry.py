@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from kvtop.engine.allocators.base import Allocator
-from kvtop.engine.allocators.contiguous import ContiguousMaxAllocator
+from kvtop.engine.allocators.contiguous import (
+    ContiguousAllocator,
+    ContiguousMaxAllocator,
+    ContiguousOracleAllocator,
+    ContiguousPow2Allocator,
+)
 from kvtop.engine.allocators.paged import PagedAllocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.prefix_cache import KeyFn
 from kvtop.engine.recorder import AnyRecorder
+
+CONTIGUOUS: dict[str, type[ContiguousAllocator]] = {
+    "contiguous-max": ContiguousMaxAllocator,
+    "contiguous-pow2": ContiguousPow2Allocator,
+    "contiguous-oracle": ContiguousOracleAllocator,
+}
 
 
 def make_allocator(config: EngineConfig, recorder: AnyRecorder, key_fn: KeyFn | None = None) -> Allocator:
     """The allocator ``config.allocator`` names (checked by EngineConfig)."""
     if config.allocator == "paged":
         return PagedAllocator(config, recorder, key_fn)
-    return {"contiguous-max": ContiguousMaxAllocator}[config.allocator](config, recorder)
+    return CONTIGUOUS[config.allocator](config, recorder)

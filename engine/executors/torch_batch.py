@@ -189,7 +189,7 @@ class PagedBatch:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.pool.device)
 
 
-def _first_key(position, window: int | None):  # noqa: ANN001, ANN202
+def _first_key(position, window: int | None):
     """First position a query at ``position`` (a number or an array) sees."""
     return position * 0 if window is None else np.maximum(position - window + 1, 0)
 

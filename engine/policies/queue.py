@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from kvtop.engine.policies.registry import PolicyContext, queue_policy
+from kvtop.engine.policies.registry import QUEUE, PolicyContext
 from kvtop.engine.sequence import OrderKey, Sequence
 
+AGING_STEPS = 256
 
-@queue_policy("fcfs", "first come, first served: by arrival; priorities are ignored")
+
+@QUEUE.add("fcfs", "first come, first served: by arrival; priorities are ignored")
 def fcfs(seq: Sequence, context: PolicyContext) -> OrderKey:
     priority, arrival, submission, branch = seq.order
     return (arrival, submission, branch, priority)
 
 
-@queue_policy("priority", "lower priority number first, then by arrival")
+@QUEUE.add("priority", "lower priority number first, then by arrival")
 def priority(seq: Sequence, context: PolicyContext) -> OrderKey:
     return seq.order
 
 
-@queue_policy(
+@QUEUE.add("sjf", "shortest prompt first (long prompts may wait as long as short ones keep coming)")
+def sjf(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
+    return (seq.num_prompt, seq.order)
+
+
+@QUEUE.add(
+    "sjf-remaining", "fewest tokens left first: uncached prompt + requested output not emitted yet", dynamic=True
+)
+def sjf_remaining(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
+    left = seq.num_tokens - context.cached_tokens(seq) + seq.params.max_tokens - seq.num_output
+    return (left, seq.order)
+
+
+@QUEUE.add("hrrn", "highest response ratio next: steps waited relative to the tokens asked for", dynamic=True)
+def hrrn(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
+    service = seq.num_prompt + seq.params.max_tokens
+    # Parts per billion: an integer ratio is the same on every machine.
+    return (-(context.step - seq.wait_since_step) * 10**9 // service, seq.order)
+
+
+@QUEUE.add(
     "lpm",
     "longest cached prefix first; whoever has waited aging_steps steps goes ahead in order of arrival",
     dynamic=True,
-    aging_steps=256,
+    aging_steps=AGING_STEPS,
 )
 def lpm(seq: Sequence, context: PolicyContext) -> tuple[int, int, OrderKey]:
     # Without the bound a stream of well-matching requests would starve everybody else.
-    if context.step - seq.wait_since_step >= context.params["aging_steps"]:
+    if context.aged(seq):
         return (0, 0, seq.order)
     return (1, -context.cached_tokens(seq), seq.order)

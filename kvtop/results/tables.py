@@ -76,8 +76,7 @@ def write_tables(run_dir: str | Path, *, status: str | None = None, **updates: A
         builder.write(run_dir, run_id)
     ended = tables.ended
     manifest["status"] = status or (ended.status if ended is not None else "interrupted")
-    if ended is not None and ended.error:
-        manifest["error"] = ended.error
+    manifest["error"] = ended.error if ended is not None else ""
     manifest["window_start_ns"], manifest["window_end_ns"] = tables.window()
     manifest.update(updates)
     write_manifest(run_dir, manifest)

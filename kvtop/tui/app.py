@@ -18,10 +18,13 @@ from kvtop.state.reduce import reduce
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
 from kvtop.tui.screens.live import FrameScreen, LiveScreen
+from kvtop.tui.glyphs import locale_is_utf8
+from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
 from kvtop.tui.theme import THEME
 
 FOLD_BUDGET_S = 0.06  # of a tick: what is left over is folded right after the next key
 CTRL_C_WINDOW_S = 1.0
+STOP_TIMEOUT_S = 5.0
 
 
 class Session(Protocol):
@@ -37,11 +40,16 @@ class Session(Protocol):
     def stop(self, timeout_s: float = 10.0) -> None: ...
 
 
+class StartableSession(Session, Protocol):
+    def start(self) -> None: ...
+
+
 class KvtopApp(App[None]):
     """The live TUI over one session. It neither starts nor stops the session; ``return_code`` reflects the run.
 
     ``hz`` is how often the session is polled and the screen redrawn, if anything has changed. ``ascii`` draws with
-    nothing but ASCII. ``native`` receives what native code wrote to file descriptor 2 (``terminal.StderrCapture``).
+    nothing but ASCII. ``native`` receives what native code wrote to file descriptor 2 (``captured_stderr``).
+    ``signals``: SIGTERM, SIGHUP and SIGINT end the application in order.
     """
 
     CSS_PATH = "kvtop.tcss"
@@ -60,7 +68,13 @@ class KvtopApp(App[None]):
     ]
 
     def __init__(
-        self, session: Session, *, ascii: bool = False, hz: float = 4.0, native: deque[str] | None = None
+        self,
+        session: Session,
+        *,
+        ascii: bool = False,
+        hz: float = 4.0,
+        native: deque[str] | None = None,
+        signals: bool = False,
     ) -> None:
         # With NO_COLOR the default is greys; this way only bold, underline and reverse are written.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
@@ -72,12 +86,14 @@ class KvtopApp(App[None]):
         self._shown: tuple[object, ...] = ()
         self._end: RunEnded | None = None
         self._broken = False  # the session can no longer be read
+        self._signals = signals
         self._last_ctrl_c = -CTRL_C_WINDOW_S
         self.register_theme(THEME)
         self.theme = THEME.name
 
     def on_mount(self) -> None:
-        self.set_class(self.ascii, "-ascii")
+        if self._signals:
+            exit_on_signals(self)
         self.push_screen(LiveScreen())
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
@@ -177,6 +193,7 @@ class KvtopApp(App[None]):
         if now - self._last_ctrl_c <= CTRL_C_WINDOW_S:
             self.exit(return_code=130)
             return
+        self._signals = signals
         self._last_ctrl_c = now
         self.notify("Ctrl+C again (or q) to quit", timeout=CTRL_C_WINDOW_S)
 
@@ -185,3 +202,24 @@ class KvtopApp(App[None]):
         if self._end is None or not has_ended(self.state) or self._end.status != "failed":
             return 0
         return self._end.exit_code or 1
+
+
+def run_app(session: StartableSession, *, ascii: bool = False, mouse: bool = True, hz: float = 4.0) -> int:
+    """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
+
+    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal. Glyphs are
+    ASCII when asked for or when the locale is not UTF-8. Whatever happens, the terminal is restored and the session
+    stopped.
+
+    Raises:
+        UsageError: there is no terminal to draw on (nothing has been started then).
+    """
+    check_terminal()
+    try:
+        session.start()
+        with captured_stderr() as native:
+            app = KvtopApp(session, ascii=ascii or not locale_is_utf8(), hz=hz, native=native, signals=True)
+            app.run(mouse=mouse)
+    finally:
+        session.stop(STOP_TIMEOUT_S)
+    return app.return_code or 0

@@ -6,7 +6,6 @@ The map's glyphs are East Asian *neutral*, so that a terminal with wide ambiguou
 from __future__ import annotations
 
 import codecs
-import locale
 import os
 
 FRESH, IDLE, USED, PARTIAL, TRANSFER, MANY = ".", "░", "▪", "▫", "~", "+"
@@ -66,12 +65,7 @@ def locale_is_utf8() -> bool:
             return codecs.lookup(name.split(".", 1)[1].split("@")[0]).name == "utf-8"
         except LookupError:
             return False
-    if name in ("", "C", "POSIX"):
-        return False
-    try:
-        return codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8"
-    except LookupError:
-        return False
+    return False
 
 
 def bar_chart(values: list[float], width: int, height: int = 1, top: float | None = None) -> list[str]:

@@ -1,30 +1,19 @@
-"""Numbers worked out for the screen: percentiles, windows, rates."""
+"""Numbers worked out for the screen: latencies, windows, rates."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
 
+from kvtop.stats import percentile
 from kvtop.state.model import LATENCY_WINDOW_NS, History, Samples
 
 RATE_WINDOW_NS = 5_000_000_000
 
 
-def percentile(ordered: Sequence[float], q: float) -> float | None:
-    """The ``q`` (0..1) quantile of ascending values by linear interpolation; None when there are none."""
-    if not ordered:
-        return None
-    position = q * (len(ordered) - 1)
-    low = floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
 @dataclass(slots=True)
 class Summary:
-    """``n`` samples with two quantiles; ``means`` holds the mean of each time slot, oldest first, 0 where none fell."""
+    """Two percentiles and the maximum of ``n`` samples, in ns; None when there are none."""
 
     n: int = 0
     p50: float | None = None
@@ -34,7 +23,7 @@ class Summary:
 
 def summarise(samples: Samples) -> Summary:
     values = sorted(value for _, value in samples.points)
-    return Summary(len(values), percentile(values, 0.5), percentile(values, 0.99), values[-1] if values else None)
+    return Summary(len(values), percentile(values, 50), percentile(values, 99), values[-1] if values else None)
 
 
 class CachedSummary:

@@ -9,6 +9,7 @@ from rich.style import Style
 from textual.theme import Theme
 
 _ORANGE, _SKY, _GREEN, _YELLOW, _VERMILLION, _PURPLE = "#e69f00", "#56b4e9", "#1fb08a", "#f0e442", "#ee6f2d", "#d58fb8"
+_SKY_DEEP, _GREEN_DEEP, _PURPLE_DEEP = "#3f7fa6", "#1a7f65", "#8d6380"  # areas of charts: calmer
 _TEXT, _SOFT, _FAINT, _RULE, _GROUND = "#d7dae0", "#9aa3b0", "#626c7a", "#3a424e", "#14171c"
 
 THEME = Theme(
@@ -63,8 +64,9 @@ STYLES: dict[str, Style] = {
     "lit": Style(bgcolor="#3b4658", underline=True),
     "cursor": Style(color="#ffffff", bgcolor="#000000", bold=True, underline=False, reverse=True),
     # charts
-    "ttft": Style(color=_SKY),
-    "itl": Style(color=_PURPLE),
-    "prefill": Style(color=_SKY),
-    "decode": Style(color=_GREEN),
+    "ttft": Style(color=_SKY_DEEP),
+    "itl": Style(color=_PURPLE_DEEP),
+    "prefill": Style(color=_SKY_DEEP),
+    "decode": Style(color=_GREEN_DEEP),
+    "usedchart": Style(color=_GREEN_DEEP),
 }

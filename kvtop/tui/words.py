@@ -48,5 +48,6 @@ def activity(seq: SequenceState, state: RunState) -> str:
     """What a sequence does, or why it waits."""
     if seq.state != "running":
         return wait_reason(seq, state)
-    left = seq.num_tokens - seq.num_computed
-    return "decoding" if left <= 1 else f"prefilling, {left:,} to go"
+    if seq.num_tokens - seq.num_computed <= 1:
+        return "decoding"
+    return f"prefill {100 * seq.num_computed // max(1, seq.num_tokens)} %"

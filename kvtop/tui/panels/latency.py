@@ -30,8 +30,7 @@ time, newest right; the highest fills the height. Times are the run's clock: wit
     def note(self, frame: Frame) -> Line:
         if self.size.height > 4:
             return [("last 60 s", "soft")]
-        spans = [(f"{name} ".rjust(width, "─"), name) for name, width in (("p50", 4), ("p99", 9), ("n", 6))]
-        return [part for text, name in spans for part in _on_rule(text, name)]
+        return [("p50", "soft"), (" ──── ", "rule"), ("p99", "soft"), (" ─── ", "rule"), ("n", "soft")]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         draw = self._tall if height >= 4 else self._flat
@@ -63,12 +62,6 @@ time, newest right; the highest fills the height. Times are the run's clock: wit
         if width >= 56:
             line += [("   max ", "soft"), (duration(summary.peak), "text")]
         return [line, *_chart(name, samples, frame, width, chart_rows)]
-
-
-def _on_rule(text: str, name: str) -> Line:
-    """A column name that continues the title's rule."""
-    rule = text[: len(text) - len(name) - 1]
-    return [(f"{rule[:-1]} ", "rule") if rule else ("", ""), (name, "soft"), (" ", "")]
 
 
 def _p99(summary: Summary) -> str:

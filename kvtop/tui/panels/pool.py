@@ -45,21 +45,19 @@ copies       blocks copied because branches that shared them began to differ (co
         return [bar, *self._table(frame, pool), *below, *chart]
 
     def _counts(self, frame: Frame, pool: PoolState, width: int) -> Line:
-        """All counts on one line, shortened (12.3k) when they would not fit."""
+        """All counts on one line: shortened (12.3k), then with glyphs for words, when they would not fit."""
         counts = [
-            ("used", pool.counts[USED], "used"),
-            ("shared", frame.sharing.num_shared, "shared"),
-            ("idle", pool.counts[IDLE], "idle"),
-            ("fresh", pool.counts[FRESH], "text"),
+            ("used", glyphs.USED, pool.counts[USED], "used"),
+            ("shared", glyphs.MANY, frame.sharing.num_shared, "shared"),
+            ("idle", glyphs.IDLE, pool.counts[IDLE], "idle"),
+            ("fresh", glyphs.FRESH, pool.counts[FRESH], "text"),
         ]
         if pool.counts[IN_TRANSFER]:
-            counts.append((glyphs.TRANSFER, pool.counts[IN_TRANSFER], "transfer"))
-        line: Line = []
-        for show in (whole, short):
-            line = [span for name, n, style in counts for span in ((f"{name} ", "soft"), (f"{show(n)} ", style))]
-            if width_of(line) - 1 <= width:
-                break
-        return line
+            counts.append((glyphs.TRANSFER, glyphs.TRANSFER, pool.counts[IN_TRANSFER], "transfer"))
+        worded: Line = [s for name, _, n, style in counts for s in ((f"{name} ", "soft"), (f"{whole(n)} ", style))]
+        drawn: Line = [s for _, glyph, n, style in counts for s in ((f"{glyph} ", style), (f"{short(n)}   ", "text"))]
+        fitting = worded if width_of(worded) - 1 <= width else drawn
+        return [*fitting[:-1], (fitting[-1][0].rstrip(), fitting[-1][1])]
 
     def _table(self, frame: Frame, pool: PoolState) -> list[Line]:
         shared, saved = frame.sharing.num_shared, frame.sharing.saved
@@ -87,7 +85,7 @@ copies       blocks copied because branches that shared them began to differ (co
             ("token fill ", "soft"),
             (percent(step.filled_slots, total), "text"),
             ("  tail waste ", "soft"),
-            (f"{whole(waste) if width >= 44 else short(waste)} slots", "text"),
+            (f"{whole(waste)} slots" if width >= 44 else short(waste), "text"),
         ]
 
     def _totals(self, frame: Frame, width: int) -> list[Line]:
@@ -104,7 +102,7 @@ copies       blocks copied because branches that shared them began to differ (co
         for key, name in (("evictions", "evicted"), ("preemptions", "preempted"), ("copies", "copies")):
             count = totals.get(key, 0)
             loud = "warn" if count and key == "preemptions" else "text"
-            events += [(f"{name} ", "soft"), (short(count), loud), ("  ", "")]
+            events += [(f"  {name} " if events else f"{name} ", "soft"), (short(count), loud)]
         return [[("prefix hits ", "soft"), *rate], events]
 
 
@@ -129,4 +127,4 @@ def used_chart(frame: Frame, pool: PoolState, width: int, height: int) -> list[L
     history = frame.state.history
     values = levels(history, history.used, frame.state.t_ns, width, SPAN_NS)
     rows = glyphs.bar_chart(values, width, height, top=pool.num_blocks)
-    return [[("used blocks, last 60 s", "faint")], *([(row, "used")] for row in rows)]
+    return [[("used blocks, last 60 s", "faint")], *([(row, "usedchart")] for row in rows)]

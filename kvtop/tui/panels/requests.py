@@ -21,13 +21,13 @@ _COLUMNS = [
     Column("age", 6, "right"),
     Column("prompt", 6, "right"),
     Column("output", 8, "right"),
-    Column("TTFT", 7, "right", 120),
-    Column("last ITL", 8, "right", 120),
+    Column("TTFT", 7, "right", 130),
+    Column("last ITL", 8, "right", 130),
     Column("preempted", 9, "right", 100),
     Column("cached", 6, "right"),
-    Column("computed", 11, "right", 76),
+    Column("computed", 9, "right", 76),
     Column("blocks", 6, "right"),
-    Column("doing, or waiting for", 0),
+    Column("doing / why", 0),
 ]
 _STATES = {"running": ("running", "good"), "waiting": ("waiting", "warn"), "preempted": ("preempt", "bad")}
 _DONE = "\x00done:"  # ids of finished rows; no live id holds a NUL on the screen

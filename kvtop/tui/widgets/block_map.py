@@ -89,7 +89,7 @@ class BlockMap(DrawnWidget, can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home", "edge(0)", show=False),
         Binding("end", "edge(1)", show=False),
-        Binding("enter", "open", "owner", tooltip="select the request that holds the block"),
+        Binding("enter", "open", "owner", key_display="enter", tooltip="select the request that holds the block"),
         Binding("d", "density", "density", tooltip="all blocks on the screen, or one block a cell with scrolling"),
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rich.cells import cell_len
 from textual import events
 from textual.binding import Binding
 from textual.message import Message
@@ -32,9 +31,17 @@ Shown = tuple[int, Column, int]
 """A column on the screen: its index, itself, its width."""
 
 
-def shown_width(shown: list[Shown], width: int) -> int:
+ROOMY = 32  # a last column at least this wide keeps to itself
+
+
+def gap(width: int) -> int:
+    """Blanks between two columns of a table of ``width``."""
+    return 1 if width < 100 else 2
+
+
+def left_for_last(shown: list[Shown], width: int) -> int:
     """Cells left in a table of ``width`` behind these columns."""
-    return max(0, width - 1 - sum(w + 2 for _, _, w in shown))
+    return max(0, width - 1 - sum(w + gap(width) for _, _, w in shown))
 
 
 class LineTable(DrawnWidget, can_focus=True):
@@ -135,12 +142,12 @@ class LineTable(DrawnWidget, can_focus=True):
         """The columns that fit; the last one takes what is left."""
         width = self.size.width
         *fixed, last = [(i, c, c.width) for i, c in enumerate(self.columns) if width >= c.min_table]
-        return [*fixed, (last[0], last[1], shown_width(fixed, width))]
+        return [*fixed, (last[0], last[1], left_for_last(fixed, width))]
 
     def _header(self) -> Strip:
         line: Line = [(" ", "")]
         for _, column, width in self._shown():
-            line += [(fit(column.title, width, column.align), "faint"), ("  ", "")]
+            line += [(fit(column.title, width, column.align), "faint"), (" " * gap(self.size.width), "")]
         return self.strip_of(line, self.size.width)
 
     def _row(self, content: tuple[list[Cell], str] | None) -> Strip:
@@ -151,15 +158,15 @@ class LineTable(DrawnWidget, can_focus=True):
         if len(cells) != len(self.columns):
             return self.strip_of([(" ", ""), *cells], width)
         shown = self._shown()
-        # A last cell too long for its column takes over the empty cells to its left.
-        last, last_width = shown.pop()[0], shown_width(shown, width)
-        while shown and cell_len(cells[last][0]) > last_width and not cells[shown[-1][0]][0]:
-            last_width += shown.pop()[2] + 2
+        last = shown.pop()[0]
+        if left_for_last(shown, width) < ROOMY:  # a narrow last column takes over the empty cells to its left
+            while shown and not cells[shown[-1][0]][0]:
+                shown.pop()
         line: Line = [(" ", "")]
         for i, column, cell_width in shown:
             text, style = cells[i]
-            line += [(fit(text, cell_width, column.align), style), ("  ", "")]
-        line += [(fit(cells[last][0], last_width), cells[last][1])]
+            line += [(fit(text, cell_width, column.align), style), (" " * gap(width), "")]
+        line += [(fit(cells[last][0], left_for_last(shown, width)), cells[last][1])]
         return self.strip_of(line, width, over)
 
     # Selection -----------------------------------------------------------------------------------------------

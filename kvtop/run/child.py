@@ -1,0 +1,163 @@
+"""The engine's process: load, run, record, say how it ended. Started by ``RunSession``; owns no terminal.
+
+File descriptors: commands come in on one pipe, events go out on another, and whatever libraries print on 1 and 2 goes
+to a file that the parent reads. The first command is the ``RunSpec``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtop.engine.events import Notice, RunEnded, RunStarted
+from kvtop.engine.recorder import Recorder
+from kvtop.results.manifest import build_manifest, write_manifest
+from kvtop.results.recording import FRAMES_NAME, FrameWriter
+from kvtop.run.inbox import PipeInbox
+from kvtop.run.loop import RunLoop, ended_by
+from kvtop.run.outlets import FileOutlet, PipeOutlet
+from kvtop.run.pipes import MessageReader, MessageWriter, widen
+from kvtop.run.spec import RunSpec
+
+LAST_WORDS_S = 5.0  # how long a parent that does not read may hold up the end
+SPEC_TIMEOUT_S = 30.0
+
+
+class Stopped(Exception):
+    """``Stop`` came while the model was loading."""
+
+
+def main(command_fd: int, event_fd: int) -> None:
+    """Entry point; never returns. The exit status is that of ``RunEnded``."""
+    for fd in (command_fd, event_fd):
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)
+    widen(event_fd)
+    faulthandler.enable()  # a crash in native code leaves its stack in the file behind fd 2
+    reader = MessageReader(command_fd)
+    spec, bodies = _read_spec(reader)
+    outlet = PipeOutlet(MessageWriter(event_fd), lossless=False)
+    inbox = PipeInbox(reader, bodies)
+    inbox.listen_to_signals()
+    end = _Child(spec, outlet, inbox).run()
+    outlet.finish([end], LAST_WORDS_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.exit_code)  # no atexit handler of a library may hang or crash a run that is over
+
+
+def _read_spec(reader: MessageReader) -> tuple[RunSpec, list[bytes]]:
+    """The spec, and commands that came right behind it."""
+    deadline_s = time.monotonic() + SPEC_TIMEOUT_S
+    while time.monotonic() < deadline_s and not reader.closed:
+        select.select([reader.fd], [], [], 1.0)
+        if bodies := reader.read():
+            return msgspec.msgpack.decode(bodies[0], type=RunSpec), bodies[1:]
+    os._exit(1)  # the parent is gone: there is nobody to tell
+
+
+class _Child:
+    def __init__(self, spec: RunSpec, outlet: PipeOutlet, inbox: PipeInbox) -> None:
+        self.spec, self.outlet, self.inbox = spec, outlet, inbox
+        self.run_dir = None if spec.run_dir is None else Path(spec.run_dir)
+        self.file: FileOutlet | None = None
+
+    def run(self) -> RunEnded:
+        """Load, loop, finish the files. Never raises."""
+        try:
+            end = self._load_and_loop()
+        except Stopped:
+            end = RunEnded(t_ns=0, status="interrupted", error="interrupted while loading", exit_code=130)
+        except Exception as error:
+            end = ended_by(error, 0)
+        return self._finish_files(end)
+
+    def _load_and_loop(self) -> RunEnded:
+        spec = self.spec
+        built, workload, info = self._load()
+        engine = built.engine
+        engine.clock.pause()  # the run begins with the loop
+        self.outlet.lossless = engine.clock.virtual
+        manifest = build_manifest(
+            spec,
+            info,
+            workload_hash=workload.hash,
+            trace_sha256=workload.trace_sha256,
+            num_requests=workload.num_requests,
+        )
+        started = RunStarted(run_id=manifest["run_id"], manifest=manifest)
+        outlets: list[Any] = [self.outlet]
+        if self.run_dir is not None:
+            write_manifest(self.run_dir, manifest)
+            self.file = FileOutlet(FrameWriter(self.run_dir / FRAMES_NAME))
+            outlets.append(self.file)
+        for outlet in outlets:
+            outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in workload.notices)])
+        max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
+        loop = RunLoop(engine, workload.source(), outlets, self.inbox, max_ns=max_ns, start_paused=spec.start_paused)
+        end = loop.run()
+        engine.close()
+        return end
+
+    def _load(self) -> tuple[Any, Any, dict[str, Any]]:
+        from kvtop.engine.clock import VirtualClock
+        from kvtop.engine.worker import build_engine
+        from kvtop.workloads.load import load_workload
+
+        spec = self.spec
+        if spec.executor == "torch":  # a broken trace is told before a model is loaded, not after
+            load_workload(spec.workload, vocab_size=1)
+        self._progress("starting the engine", None)
+        built = build_engine(
+            engine=spec.engine,
+            executor=spec.executor,
+            executor_params=spec.executor_params,
+            model=spec.model,
+            device=spec.device,
+            num_blocks=spec.num_blocks,
+            kv_memory_bytes=spec.kv_memory_bytes,
+            recorder=Recorder(),
+            progress=self._progress,
+        )
+        self._progress("reading the workload", None)
+        workload = load_workload(
+            spec.workload, vocab_size=built.vocab_size, max_model_len=built.engine.config.effective_len
+        )
+        if spec.virtual_time and not built.engine.clock.virtual:
+            built.engine.clock = VirtualClock()
+        clock = "virtual" if built.engine.clock.virtual else "real"
+        return built, workload, {**built.info, "workload": workload.name, "clock": clock}
+
+    def _progress(self, text: str, fraction: float | None) -> None:
+        if self.inbox.stop_wanted:
+            raise Stopped
+        self.outlet.send([Notice(t_ns=0, text=text, progress=fraction)])
+
+    def _finish_files(self, end: RunEnded) -> RunEnded:
+        """The recording's last event and the tables. A disk that refuses turns the end into a failed one."""
+        if self.file is None or self.run_dir is None:
+            return end
+        try:
+            with self.file.writer as writer:
+                writer.write([end])
+        except Exception as error:
+            end = _failed_files(end, error)
+        try:
+            from kvtop.results.tables import write_tables
+
+            write_tables(self.run_dir, status=end.status, events_dropped=self.outlet.num_dropped, error=end.error)
+        except Exception as error:
+            end = _failed_files(end, error)
+        return end
+
+
+def _failed_files(end: RunEnded, error: Exception) -> RunEnded:
+    """``end`` as failed because of ``error``, unless it had failed before: the first cause is the one to tell."""
+    return end if end.status == "failed" else ended_by(error, end.t_ns)
