@@ -28,6 +28,10 @@ class Evictor(Protocol):
     def add(self, block: int) -> None: ...
     def remove(self, block: int) -> None: ...
 
+    def child_gone(self, block: int) -> None:
+        """A published child of ``block`` (idle or not) has left the tree."""
+        ...
+
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
         """The next ``k`` blocks to evict (fewer if there are fewer), changing nothing.
 

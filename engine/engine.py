@@ -12,9 +12,10 @@ from kvtop.engine.allocators.paged import PagedAllocator
 from kvtop.engine.allocators.registry import make_allocator
 from kvtop.engine.clock import Clock, RealClock, VirtualClock
 from kvtop.engine.config import EngineConfig
-from kvtop.engine.errors import EngineStalled, InvalidRequest, KvtopError, QueueFull, RequestTooLong
+from kvtop.engine.errors import ConfigError, EngineStalled, InvalidRequest, KvtopError, QueueFull, RequestTooLong
 from kvtop.engine.events import Keyframe
 from kvtop.engine.executors.null import NullExecutor
+from kvtop.engine.policies.future import FutureUses
 from kvtop.engine.policies.registry import PolicyContext
 from kvtop.engine.prefix_cache import KeyFn
 from kvtop.engine.recorder import AnyRecorder, NullRecorder
@@ -39,7 +40,12 @@ class Engine:
     """A paged engine over any executor.
 
     ``clock`` defaults to virtual time under a NullExecutor and to real time otherwise; ``recorder`` to none.
-    ``key_fn(parent_key, tokens, extra)`` replaces the prefix keys (fault injection).
+    ``key_fn(parent_key, tokens, extra)`` replaces the prefix keys (fault injection). ``future`` is what the whole
+    workload will ask for, needed by the eviction policy belady alone.
+
+    Raises:
+        UnknownName: a policy that does not exist.
+        ConfigError: belady without a future.
     """
 
     def __init__(
@@ -50,12 +56,18 @@ class Engine:
         clock: Clock | None = None,
         recorder: AnyRecorder | None = None,
         key_fn: KeyFn | None = None,
+        future: FutureUses | None = None,
     ) -> None:
         self.config = config
         self.executor = executor
         self.clock = clock or (VirtualClock() if isinstance(executor, NullExecutor) else RealClock())
         self.recorder = recorder or NullRecorder()
         self.allocator = make_allocator(config, self.recorder, key_fn)
+        if config.eviction == "belady":
+            if future is None:
+                raise ConfigError("eviction policy belady needs the whole workload beforehand")
+            self._paged("belady").cache.future = future
+        self._future = future
         self._context = PolicyContext(
             step=0,
             cached_tokens=self.allocator.cached_tokens,
@@ -172,6 +184,9 @@ class Engine:
         start = self.clock.now_ns()
         plan = self.scheduler.schedule(self.num_steps, start)
         planned = self.clock.now_ns()
+        if self._future is not None:
+            for seq in self.scheduler.admitted:
+                self._future.now = max(self._future.now, seq.request.submission)
         out = self.accountant.begin(plan, start, planned)
         if plan:
             self._in_flight = True

@@ -12,10 +12,14 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import MissReason
+
+if TYPE_CHECKING:
+    from kvtop.engine.policies.future import FutureUses
 
 Tokens = tuple[int, ...]
 BlockExtra = str | int | None
@@ -57,6 +61,8 @@ class PrefixCache:
         self.published_step = [0] * num_blocks
         self.last_use_step = [0] * num_blocks
         self.uses = [0] * num_blocks
+        self.depth = [0] * num_blocks  # blocks before it in its chain
+        self.future: FutureUses | None = None  # what a recorded workload will ask for (eviction policy belady)
         self._parent: list[int | None] = [None] * num_blocks
         self._tokens: list[Tokens] = [()] * num_blocks
         self._extra: list[BlockExtra] = [None] * num_blocks
@@ -173,6 +179,7 @@ class PrefixCache:
         self._extra[block] = (seq.request.spec.block_keys or {}).get(index)
         self.published_step[block] = self.last_use_step[block] = step
         self.uses[block] = 0
+        self.depth[block] = index
         if parent is None:
             self._root_of[block] = seq.request.extra
             self._first_tokens[self._tokens[block]] = self._first_tokens.get(self._tokens[block], 0) + 1

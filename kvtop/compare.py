@@ -24,7 +24,7 @@ MUST_AGREE = {
 """Manifest keys in which runs may not differ, with their names for the user."""
 
 CONFIGURATION = (
-    "workload", "policy", "policy_params", "allocator", "batch_policy", "eviction", "preemption_mode", "prefix_caching",
+    "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode", "prefix_caching",
     "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
     "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu",
     "kvtop",

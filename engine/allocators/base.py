@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from kvtop.engine.block_pool import BlockPool
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import InvariantError
-from kvtop.engine.evictors import Children, make_evictor
-from kvtop.engine.prefix_cache import Lookup
+from kvtop.engine.evictors import make_evictor
+from kvtop.engine.prefix_cache import Lookup, PrefixCache
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import Eviction, Shortage
@@ -33,22 +33,16 @@ class Admission:
     lookup: Lookup
 
 
-class _NoChildren:
-    def num_children(self, block: int) -> int:
-        return 0
-
-    def parent(self, block: int) -> int | None:
-        return None
-
-
 class Allocator(ABC):
     """Base of all allocators. ``step`` is set by the engine before anything else happens in a step."""
 
-    def __init__(self, config: EngineConfig, recorder: AnyRecorder, children: Children | None = None) -> None:
+    def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PrefixCache | None = None) -> None:
         self.config = config
         self.recorder = recorder
         self.block_size = config.block_size
-        evictor = make_evictor(config.eviction, config.num_blocks, children or _NoChildren())
+        # Without prefix caching nothing is ever idle: the evictor stays empty over an empty tree.
+        cache = cache or PrefixCache(config.num_blocks, config.block_size)
+        evictor = make_evictor(config.eviction, config.num_blocks, cache)
         self.pool = BlockPool(config.num_blocks, config.block_size, evictor, config.deferred_free_steps)
         self.step = 0
         self.promised = 0  # blocks promised to admitted sequences and not allocated yet

@@ -179,8 +179,11 @@ class PagedAllocator(Allocator):
         assert key is not None
         age, idle = self.step - cache.published_step[block], self.step - cache.last_use_step[block]
         eviction = Eviction(block, key, parent_key, cause, self.step, age, idle, cache.uses[block])
+        parent = cache.parent(block)
         cache.unpublish(block, self.step, cause)
         self.pool.to_fresh(block)
+        if parent is not None:
+            self.pool.evictor.child_gone(parent)
         self.evictions.append(eviction)
         self.num_evictions += 1
         self.recorder.decide(("evict", cause, GROUP, block, key, parent_key, age, idle, eviction.uses))

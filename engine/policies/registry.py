@@ -16,11 +16,14 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.policies.tenants import TenantCounters
 from kvtop.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from kvtop.engine.prefix_cache import PrefixCache
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class PolicyContext:
 
 
 SequenceKey = Callable[[Sequence, PolicyContext], tuple[Any, ...]]
+EvictionKey = Callable[[int, "PrefixCache"], tuple[int, ...]]
 Prepare = Callable[[Iterable[Sequence], PolicyContext], None]
 Rule = TypeVar("Rule")
 
@@ -124,12 +128,14 @@ class Registry(Generic[Rule]):
             raise UnknownName(f"function in {file}", function, names)
         meaning = (rule.__doc__ or "a policy from a file").strip().splitlines()[0]
         defaults = dict(getattr(module, "PARAMS", {}))
-        return Policy(name, meaning, rule, True, getattr(module, "prepare", None), defaults)
+        prepare = getattr(module, "prepare", None)
+        return Policy(name, meaning, cast("Rule", rule), True, prepare, defaults)
 
 
 QUEUE: Registry[SequenceKey] = Registry("queue", "queue", "fair", "dfs_weight")
 VICTIM: Registry[SequenceKey] = Registry("victim", "victim")
 BATCH: Registry[tuple[str, ...]] = Registry("batch", "batch")
+EVICTION: Registry[EvictionKey] = Registry("eviction", "eviction")
 
 
 def queue_policies() -> dict[str, str]:
@@ -139,6 +145,4 @@ def queue_policies() -> dict[str, str]:
 
 def eviction_policies() -> dict[str, str]:
     """Name -> one line of meaning."""
-    from kvtop.engine.evictors import EVICTORS
-
-    return {name: meaning for name, (_, meaning) in sorted(EVICTORS.items())}
+    return EVICTION.meanings()

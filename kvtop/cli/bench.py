@@ -51,7 +51,7 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
     points.add_argument(
         "-p", "--policy", action="append", metavar="P", help="queue policy (`kvtop policies`; default fcfs)"
     )
-    points.add_argument("--allocator", action="append", metavar="A", help="paged (default) or contiguous-max")
+    points.add_argument("--allocator", action="append", metavar="A", help="see `kvtop policies` (default paged)")
     points.add_argument("--replicates", type=count, default=1, metavar="R", help="seeds S, S+1, ... (default 1)")
 
 

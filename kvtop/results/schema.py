@@ -95,6 +95,7 @@ DEFINITIONS: dict[str, str] = {
     "restored_tokens": "tokens taken from the prefix cache after a preemption",
     "recomputed_tokens": "positions computed again after a preemption",
     "peak_blocks": "most table entries held at once by one branch, or by all branches together as the engine reports",
+    "shared_blocks_saved": "table entries taken by sharing (hit, fork, de-duplication), less the copies that undid it",
     "cutoff": "the request was alive when the run ended; what had happened by then is kept",
 }
 """What each measured column means, by definitions version 1."""

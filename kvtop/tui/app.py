@@ -58,8 +58,8 @@ class KvtopApp(App[None]):
     HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-narrow"), (100, "-mid"), (160, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar = [(0, "-short"), (32, "-tall"), (46, "-full")]
     BINDINGS: ClassVar[list] = [
-        Binding("space,p", "pause", "pause", key_display="space", tooltip="pause the engine (its clock stops too)"),
-        Binding("space,p", "resume", "resume", key_display="space", tooltip="let a paused engine go on"),
+        Binding("space,p", "pause", "pause", key_display="space", tooltip="(or p) pause the engine; its clock stops too"),
+        Binding("space,p", "resume", "resume", key_display="space", tooltip="(or p) let a paused engine go on"),
         Binding("n", "step", "step", tooltip="one engine step, while paused"),
         Binding("e", "failure", "error", tooltip="the error and traceback of a failed run"),
         Binding("question_mark,f1", "help", "help", key_display="?", tooltip="this help"),

@@ -52,7 +52,7 @@ def duration(ns: float | None) -> str:
         return "-"
     for limit, scale, unit in ((999.5, 1, "ns"), (999.5e3, 1e3, "µs"), (999.5e6, 1e6, "ms"), (99.95e9, 1e9, "s")):
         if ns < limit:
-            return f"{_three_digits(ns / scale)} {unit}"
+            return f"{ns:.0f} ns" if scale == 1 else f"{_three_digits(ns / scale)} {unit}"
     seconds = round(ns / 1e9)
     if seconds < 3600:
         return f"{seconds // 60}m{seconds % 60:02d}s"
@@ -60,7 +60,7 @@ def duration(ns: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    if value >= 99.95 or value == int(value):
+    if value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 

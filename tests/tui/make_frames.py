@@ -17,7 +17,7 @@ from kvtop.engine.types import RequestSpec, SamplingParams
 from kvtop.results.recording import FrameWriter
 
 PATH = Path(__file__).parent / "data" / "frames.msgpack.zst"
-NUM_STEPS, STEP_NS = 900, 31_000_000
+NUM_STEPS, STEP_NS = 498, 31_000_000
 CONFIG = EngineConfig(num_blocks=512, block_size=16, max_num_seqs=24, max_batched_tokens=256, policy="fcfs")
 MANIFEST = {
     "model": "SmolLM2-135M-Instruct",
@@ -35,7 +35,7 @@ MANIFEST = {
 }
 
 
-def requests(seed: int = 7, count: int = 90) -> list[RequestSpec]:
+def requests(seed: int = 7, count: int = 60) -> list[RequestSpec]:
     """Conversations that begin with one of three system prompts; every ninth asks for three answers."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(1000) for _ in range(length)] for length in (64, 160, 320)]

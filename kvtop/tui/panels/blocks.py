@@ -15,6 +15,7 @@ from kvtop.tui.text import clean, join_fitting, plural, whole
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 
+KEY_WIDTH = 23  # "  published as 0cf11f83"
 _LEGEND: Line = [
     (f"{glyphs.FRESH} ", "fresh"),
     ("fresh  ", "soft"),
@@ -39,16 +40,17 @@ class BlocksPanel(Panel):
     QUESTION = "who holds what?"
     AREA = "map"
     HELP = """\
-Every block of the pool is a cell. A block holds the keys and values of a fixed number of tokens.
+Every cell is a block: the keys and values of a fixed number of tokens.
   .    fresh: nothing in it, taken first
-  ░    idle: nobody uses it, but its prefix is published: a request with the same prefix takes it over,
-       and it is evicted when there are no fresh blocks left
-  ▪    used by one sequence          ▫  used, and not full yet
-  2-9  used by that many sequences   +  by ten or more
-  ~    waiting for a copy to finish
-When the pool is larger than the screen a cell stands for several blocks ("1 cell = 4 blocks"): it shows what most
-of them are and, where they are used, the highest refcount. d switches to one block a cell, with scrolling.
-The blocks of the request selected in the table below are underlined. Enter on a block selects its owner there."""
+  ░    idle: nobody uses it, but its prefix is published: a request that
+       begins the same takes it over; evicted when no fresh ones are left
+  ▪    used by one sequence           ▫  used, and not full yet
+  2-9  used by that many sequences    +  by ten or more
+  ~    in transfer: waits for a copy to finish
+A pool larger than the screen has several blocks a cell, and says how many:
+a cell then shows what most of them are, and the highest refcount.
+Blocks of the request selected in the table are underlined. Enter on a
+block selects its owner in the table; again: its next owner."""
 
     def compose_body(self) -> ComposeResult:
         yield BlockMap(id="map")
@@ -96,27 +98,31 @@ The blocks of the request selected in the table below are underlined. Enter on a
         first = _cell_line(pool, block, density) if density > 1 else _block_line(pool, block)
         owners = [pool.owners[b] for b in range(block, min(block + density, pool.num_blocks))]
         second = _owners_line(frame.state, block, owners, width)
+        if density == 1:
+            second += _key(pool, block, width - width_of(second))
         detail.set_lines([cut(first, width), second])
 
 
 def _block_line(pool: PoolState, block: int) -> Line:
-    """Block, state, tokens, key, uses: without what does not apply to its state."""
+    """Block, state, tokens, uses: without what does not apply to its state."""
     line: Line = [("block ", "soft"), (whole(block), "strong"), ("  ", ""), *_state(pool, block)]
-    state, key = pool.state[block], pool.key[block]
-    if state != FRESH:
+    if pool.state[block] != FRESH:
         filled, size = pool.filled[block], pool.block_size
         line += [("  tokens ", "soft"), (f"{filled}/{size}", "text")]
         line += [("  last use step ", "soft"), (whole(pool.last_use_step[block]), "text")]
         line += [("  prefix hits ", "soft"), (whole(pool.uses[block]), "text")]
-        line += [("  key ", "soft"), ("not published" if key is None else key_text(key), "text")]
     if pool.pins[block]:
         line += [("  pinned", "warn")]
     return line
 
 
-def key_text(key: int) -> str:
-    """A published key, short: the last eight hexadecimal digits."""
-    return f"{key & 0xFFFFFFFF:08x}"
+def _key(pool: PoolState, block: int, room: int) -> Line:
+    """The published key, short: its last eight hexadecimal digits."""
+    key = pool.key[block]
+    line: Line = [("  published as ", "soft"), (f"{key & 0xFFFFFFFF:08x}", "text")] if key is not None else []
+    if not line and pool.state[block] == USED:
+        line = [("  not published", "soft")]
+    return line if width_of(line) <= room else []
 
 
 def _state(pool: PoolState, block: int) -> Line:
@@ -160,7 +166,7 @@ def _owners_line(state: RunState, block: int, owners: list[list[str]], width: in
     if where is not None:
         size = state.pool.block_size if state.pool else 1
         tail = [("  positions ", "soft"), (f"{where * size:,}-{where * size + size - 1:,}", "text")]
-    room = max(8, width - width_of(head) - width_of(tail))
+    room = max(8, width - width_of(head) - width_of(tail) - KEY_WIDTH)
     return [*head, (join_fitting(parts, room), "text"), *tail]
 
 

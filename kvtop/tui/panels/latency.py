@@ -17,11 +17,13 @@ class LatencyPanel(TextPanel):
     TITLE = "Latency"
     QUESTION = "how long?"
     HELP = f"""\
-TTFT  time to first token: from the moment a request was due to its first token, queueing included.
-ITL   inter-token latency: the gap between two tokens of a sequence.
-p50 and p99 are over the last 60 s of run time, by linear interpolation between samples; n is how many there are.
-With fewer than {MIN_P99} samples no p99 is shown: it would be the maximum. Each bar of the chart is the mean of its slot of
-time, newest right; the highest fills the height. Times are the run's clock: with VIRTUAL TIME they are simulated."""
+TTFT  time to first token: from the moment a request was due (its time in
+      the queue counts) to its first token
+ITL   inter-token latency: the gap between two tokens of a sequence
+p50, p99 over the last 60 s of run time, interpolated linearly; n samples.
+Below {MIN_P99} samples there is no p99: it would only be the maximum.
+A bar is the mean of its slot of time, newest right; the highest fills the
+height. Under VIRTUAL TIME all times are the simulated clock's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,14 +19,17 @@ class PoolPanel(TextPanel):
     TITLE = "Pool"
     QUESTION = "how full?"
     HELP = """\
-used + idle + fresh = all blocks. shared counts the used blocks that two or more sequences hold.
-token fill   filled slots of used blocks / all their slots; what is missing is tail waste: slots of the last, partly
-             filled block of each sequence.
-prefix hits  prompt tokens found in the prefix cache at first admission / all prompt tokens looked up. Whole blocks
-             only, and at most all but the last token of a prompt, so 100 % cannot be reached.
-evicted      published idle blocks taken away because no fresh ones were left.
-preempted    running sequences that lost their blocks to others and must compute them again.
-copies       blocks copied because branches that shared them began to differ (copy-on-write)."""
+used + idle + fresh = all blocks. shared: used blocks that two or more
+sequences hold (counted in used).
+token fill   filled slots / all slots of used blocks. The rest is tail
+             waste: the last block of a sequence is rarely full.
+prefix hits  prompt tokens found in the prefix cache at first admission /
+             prompt tokens looked up. Only whole blocks, and at most all
+             but the last token of a prompt: 100 % cannot be reached.
+evicted      published idle blocks taken because no fresh one was left
+preempted    running sequences that lost their blocks to others, and have
+             to compute them again
+copies       blocks copied because branches that shared them diverged"""
 
     def note(self, frame: Frame) -> Line:
         pool = frame.state.pool

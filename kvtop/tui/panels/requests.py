@@ -40,14 +40,15 @@ class RequestsPanel(Panel):
     QUESTION = "who runs, who waits, why?"
     AREA = "table"
     HELP = """\
-One row a sequence (a request with several branches has one each: r7, r7#1, ...): running ones first, then the queue
-in order of arrival, then the newest finished ones.
-prompt     prompt tokens        cached  of them, taken from the prefix cache at first admission
-computed   positions computed / tokens known now     output  tokens so far / at most
-blocks     blocks it holds, shared ones included     age     since the request was due
+A row is a sequence (branches of a request: r7, r7#1, ...): running ones,
+then the queue in order of arrival, then what finished last.
+age        since the request was due (finished: until it ended)
+prompt     its tokens; cached: of them, found in the cache at admission
+output     tokens so far / at most
+computed   positions computed / tokens known now
+blocks     blocks it holds, shared ones included
 preempted  how often it lost its blocks
-A waiting row says what it needs, what there is, and who is in the way. The selected request's blocks are underlined
-in the block map."""
+A waiting row says what it needs, what there is, and who is in the way."""
 
     class Chosen(Message):
         """Another sequence is selected (None: none, or a finished one)."""
@@ -125,7 +126,7 @@ def _done_cells(event: RequestEvent) -> list[Cell]:
         "done",
         seconds(end - event.t_sched_ns),
         _count(event.prompt_tokens),
-        f"{_count(event.output_tokens)}/{_count(event.requested_output_tokens)}",
+        f"{_count(event.output_tokens)}/{_count(event.requested_output_tokens * event.n)}",
         duration(ttft),
         "",
         _count(event.num_preemptions),

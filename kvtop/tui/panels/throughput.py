@@ -16,11 +16,12 @@ class ThroughputPanel(TextPanel):
     TITLE = "Throughput"
     QUESTION = "how fast?"
     HELP = f"""\
-prefill  tokens a second computed below the last known position of their sequence: prompts, and what a preemption
-         made it compute again.
-decode   tokens a second computed at the last position: each yields a new token.
-Both are means of the last {RATE_WINDOW_NS // 1_000_000_000} s of run time (of the whole run while it is younger). Tokens taken from the
-prefix cache are not computed and do not count. Charts: the last 60 s, newest right."""
+prefill  tokens computed a second below the last known position of their
+         sequence: prompts, and what preemptions made it compute again
+decode   tokens computed a second at the last position: each yields a token
+Means over the last {RATE_WINDOW_NS // 1_000_000_000} s of run time (the whole run while it is younger).
+Tokens taken from the prefix cache are not computed and do not count.
+Charts: the last 60 s, newest right."""
 
     def note(self, frame: Frame) -> Line:
         return [(f"last {RATE_WINDOW_NS // 1_000_000_000} s", "soft")]

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalGroup, VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -29,7 +29,7 @@ class TextDialog(ModalScreen[None]):
         Binding("home", "top", show=False),
         Binding("end", "bottom", show=False),
     ]
-    KEYS = "arrows PgUp PgDn scroll   Esc close"
+    KEYS = "arrows PgUp PgDn  scroll    Esc  close"
 
     def __init__(self, title: str, text: str, *, bad: bool = False) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TextDialog(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         show = to_ascii if getattr(self.app, "ascii", False) else str
-        with VerticalGroup(classes="dialog bad" if self._bad else "dialog"):
+        with Vertical(classes="dialog wide bad" if self._bad else "dialog"):
             yield Static(show(self._title), classes="dialog-title", markup=False)
             with VerticalScroll(can_focus=False):
                 yield Static(show(self._text), markup=False)
@@ -66,7 +66,7 @@ class FailureScreen(TextDialog):
     """The error of a failed run with its traceback; the last state stays behind it."""
 
     BINDINGS: ClassVar[list] = [Binding("q", "app.quit", show=False)]
-    KEYS = "arrows PgUp PgDn scroll   Esc look at the last state   q quit"
+    KEYS = "arrows PgUp PgDn  scroll    Esc  look at the last state    q  quit"
 
     def __init__(self, error: str, traceback: str) -> None:
         lines = [clean(line) for line in traceback.splitlines()]
@@ -80,8 +80,8 @@ _KEYS = {"question_mark": "?", "pageup": "PgUp", "pagedown": "PgDn", "escape": "
 def help_text(bindings: list[Binding]) -> str:
     """The whole help: keys first, then every panel's own words."""
     parts = ["KEYS", *_key_lines(bindings)]
-    parts += ["", "  in the block map", *_key_lines(_described(BlockMap.BINDINGS))]
-    parts += ["", "  in the table", *_key_lines(_described(LineTable.BINDINGS))]
+    parts += ["", "in the block map", *_key_lines(_described(BlockMap.BINDINGS))]
+    parts += ["", "in the table", *_key_lines(_described(LineTable.BINDINGS))]
     for panel in PANELS:
         parts += ["", f"{panel.TITLE.upper()} — {panel.QUESTION}", panel.HELP]
     return "\n".join(parts)
@@ -92,7 +92,7 @@ def _described(bindings: list) -> list[Binding]:
 
 
 def _key_lines(bindings: list[Binding]) -> list[str]:
-    return [f"  {_names(b):<16} {b.tooltip}" for b in bindings if b.tooltip]
+    return [f"  {_names(b):<8} {b.tooltip}" for b in bindings if b.tooltip]
 
 
 def _names(binding: Binding) -> str:

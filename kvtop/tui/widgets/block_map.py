@@ -71,8 +71,9 @@ def lay_out(num_blocks: int, width: int, height: int, density: int | None = None
     if density is None:
         density = _round_up(-(-num_blocks // (columns * max(1, height))))
     pitch = 1
-    if density == 1 and num_blocks <= (room // 2 // 8 * 8 or 1) * max(1, height):
-        pitch, columns = 2, room // 2 // 8 * 8 or 1
+    fewer = room // 2 // 8 * 8
+    if density == 1 and fewer and num_blocks <= fewer * height:  # room enough for a blank between cells
+        pitch, columns = 2, fewer
     num_rows = -(-num_blocks // (density * columns))
     return Grid(density, columns, pitch, gutter, num_rows)
 
@@ -81,7 +82,7 @@ class BlockMap(DrawnWidget, can_focus=True):
     """Cells of the pool with a cursor that stays on its block."""
 
     BINDINGS = [
-        Binding("up,k", "move(0,-1)", "move", key_display="arrows", show=True),
+        Binding("up,k", "move(0,-1)", "move", key_display="arrows", tooltip="move the cursor (or hjkl, PgUp, PgDn, Home, End)"),
         Binding("down,j", "move(0,1)", show=False),
         Binding("left,h", "move(-1,0)", show=False),
         Binding("right,l", "move(1,0)", show=False),
@@ -90,7 +91,7 @@ class BlockMap(DrawnWidget, can_focus=True):
         Binding("home", "edge(0)", show=False),
         Binding("end", "edge(1)", show=False),
         Binding("enter", "open", "owner", key_display="enter", tooltip="select the request that holds the block"),
-        Binding("d", "density", "density", tooltip="all blocks on the screen, or one block a cell with scrolling"),
+        Binding("d", "density", "density", tooltip="all blocks at once, or one block a cell with scrolling"),
     ]
 
     class Moved(Message):
@@ -239,8 +240,8 @@ class BlockMap(DrawnWidget, can_focus=True):
         if self.grid.pitch == 1:
             return [Segment(glyph * length, style)]
         if is_cursor:
-            return [Segment(glyph, style), Segment(" ", self.style_of(""))]
-        return [Segment((glyph + " ") * length, style)]
+            return [Segment(glyph, style), Segment(" " * (self.grid.pitch - 1), self.style_of(""))]
+        return [Segment(glyph.ljust(self.grid.pitch) * length, style)]
 
     # Cursor --------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class LineTable(DrawnWidget, can_focus=True):
     """Rows by id; ``cells_of(id)`` gives a cell for every column, shown or not."""
 
     BINDINGS = [
-        Binding("up,k", "move(-1)", "select", key_display="↑↓", show=True),
+        Binding("up,k", "move(-1)", "select", key_display="arrows", tooltip="select a row (or jk, PgUp, PgDn, Home, End)"),
         Binding("down,j", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
