@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +149,9 @@ def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outco
     except (KvtopError, OSError) as error:
         return Outcome(label, run_dir, "failed", _one_line(str(error)))
     ended, warnings = _follow(session, Progress(label), observe)
+    if run_dir is not None and ended.status != "complete":
+        with suppress(OSError):
+            run_dir.rmdir()  # only when nothing was written: a model that does not load leaves no trace
     return Outcome(label, run_dir, ended.status, _one_line(ended.error), tuple(warnings))
 
 

@@ -24,8 +24,8 @@ MUST_AGREE = {
 """Manifest keys in which runs may not differ, with their names for the user."""
 
 CONFIGURATION = (
-    "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode", "prefix_caching",
-    "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
+    "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode",
+    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
     "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu",
     "kvtop",
 )  # fmt: skip
@@ -102,6 +102,7 @@ class Comparison:
     """Columns of one workload. ``conflicts`` is not empty only when comparing them was forced."""
 
     workload: str
+    shared: dict[str, Any]  # the part of the configuration in which all columns agree, by manifest key
     columns: list[Column]
     conflicts: list[str]
     notes: list[str]
@@ -121,6 +122,7 @@ class Comparison:
         """Plain data with stable keys; null where not measured, never NaN."""
         return {
             "workload": self.workload,
+            "shared": self.shared,
             "comparable": not self.conflicts,
             "conflicts": self.conflicts,
             "notes": self.notes,
@@ -201,7 +203,7 @@ def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparis
         raise UsageError(f"not comparable: {'; '.join(conflicts)} (--force compares all the same)")
     columns = _columns(runs)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
-    return Comparison(", ".join(workloads), columns, conflicts, _notes(columns))
+    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, _notes(columns))
 
 
 def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:
@@ -222,6 +224,11 @@ def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:
 def _short(value: Any) -> str:
     text = "not recorded" if value is None else str(value)
     return text if len(text) <= 16 else text[:12] + "..."
+
+
+def _shared(runs: Sequence[RunSummary]) -> dict[str, Any]:
+    first = runs[0].manifest
+    return {key: first.get(key) for key in CONFIGURATION if len({repr(run.manifest.get(key)) for run in runs}) == 1}
 
 
 def _columns(runs: Sequence[RunSummary]) -> list[Column]:
@@ -259,16 +266,11 @@ def _name(columns: list[Column]) -> None:
             column.label = f"{column.label} #{labels[: index + 1].count(column.label)}"
 
 
-_BARE = {
-    "workload",
-    "allocator",
-    "eviction",
-    "executor",
-    "model",
-    "device",
-    "dtype",
-    "clock",
-}  # their values speak for themselves
+_BARE = {  # their values speak for themselves
+    "workload", "allocator", "eviction", "batch_policy", "victim", "executor", "model", "device", "dtype", "clock",
+}  # fmt: skip
+
+
 _SWITCH = {"prefix_caching": "cache", "chunked_prefill": "chunked"}
 
 
@@ -294,7 +296,7 @@ def _notes(columns: list[Column]) -> list[str]:
         notes.append(f"means over replicates ({numbers}): no interval is computed")
     runs = [(column, run) for column in columns for run in column.runs]
     if any(run.manifest.get("clock") == "virtual" for _, run in runs):
-        notes.append("simulated: the clock is virtual, times are the cost model's and not this machine's")
+        notes.append("simulated: the clock is virtual, so times say nothing about this machine")
     for column, run in runs:
         where = f"{column.label} ({Path(run.path).name})" if len(column.runs) > 1 else column.label
         notes += [f"{where}: {text}" for text in _run_notes(run)]

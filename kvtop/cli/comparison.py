@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvtop.cli.text import MISSING, format_ns, percent, significant, table
 from kvtop.compare import MEASURES, Column, Comparison, Measure
@@ -17,9 +18,29 @@ def render(comparison: Comparison) -> str:
     if len(columns) == 2:
         header.append("difference")
     body = table([*_facts(comparison), *_rows(comparison)], header=header)
-    lines = [f"workload {comparison.workload}", *(f"forced: {text}" for text in comparison.conflicts), "", body]
+    lines = [
+        f"workload {comparison.workload}{_circumstances(comparison.shared)}",
+        *(f"forced: {text}" for text in comparison.conflicts),
+        "",
+        body,
+    ]
     notes = [*_weighting(comparison), *comparison.notes]
     return "\n".join([*lines, "", *(f"  {note}" for note in notes)])
+
+
+def _circumstances(shared: dict[str, Any]) -> str:
+    """Model, machine and pool, as far as they are the same for all columns."""
+    words = [str(shared[key]) for key in ("model", "device", "dtype") if shared.get(key) not in (None, "none")]
+    if shared.get("executor") == "null":
+        words.append("null executor")
+    if shared.get("num_blocks") and shared.get("block_size_tokens"):
+        words.append(f"{shared['num_blocks']:,} blocks of {shared['block_size_tokens']} tokens")
+    if shared.get("limit"):
+        words.append(f"first {shared['limit']:,} requests")
+    for key, name in (("time_scale", "gaps"), ("length_scale", "lengths")):
+        if shared.get(key) not in (None, 1.0):
+            words.append(f"{name} x {shared[key]:g}")
+    return "".join(f", {word}" for word in words)
 
 
 def _short(label: str) -> str:
@@ -81,5 +102,5 @@ def format_change(measure: Measure, change: float | None) -> str:
 
 def _weighting(comparison: Comparison) -> Iterator[str]:
     if any(run.itl.n for column in comparison.columns for run in column.runs):
-        yield "ITL pools the gaps of all answers (long ones weigh more); TPOT is one mean a request (all weigh the same)"
+        yield "ITL pools the gaps of all answers (long ones weigh more); TPOT is one mean a request (equal weights)"
         yield "busy part: from the first to the last step with at least half the peak number of running sequences"

@@ -56,7 +56,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--eviction", metavar="NAME", help="eviction policy (default lru)")
     engine.add_argument("--victim", metavar="NAME", help="who is preempted (default last-arrived)")
-    engine.add_argument("--batch-policy", metavar="NAME", help="what a step's budget goes to first (default decode-first)")
+    engine.add_argument(
+        "--batch-policy", metavar="NAME", help="what a step's budget goes to first (default decode-first)"
+    )
     engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default 64)")
     engine.add_argument("--max-batched-tokens", type=count, metavar="N", help="token budget of a step (default 512)")
     engine.add_argument(
@@ -132,7 +134,9 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
     )
 
 
-def check_policies(policy: str, *, eviction: str | None = None, victim: str | None = None, batch: str | None = None) -> None:
+def check_policies(
+    policy: str, *, eviction: str | None = None, victim: str | None = None, batch: str | None = None
+) -> None:
     """Raise UnknownName, naming the nearest, for a policy that does not exist."""
     from kvtop.engine.policies import registry
 

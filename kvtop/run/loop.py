@@ -169,7 +169,8 @@ class RunLoop:
                     self.engine.clock.pause()
         else:
             self._empty_steps += 1
-        if self.paused or self._batch_steps >= FLUSH_STEPS or time.perf_counter() - self._flushed_s >= FLUSH_S:
+        urgent = self.paused or self._keyframe_wanted
+        if urgent or self._batch_steps >= FLUSH_STEPS or time.perf_counter() - self._flushed_s >= FLUSH_S:
             self._flush()
         if output.stalled is not None:
             stall = output.stalled

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from made_runs import finished, simple_run, steps
+
 from kvtop.bench import Progress, plan_points, point_label, replicates
 from kvtop.cli.bench import progress_text
 from kvtop.cli.main import main
@@ -13,7 +15,6 @@ from kvtop.engine.errors import UsageError
 from kvtop.engine.events import Notice, RunStarted
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
-from made_runs import finished, simple_run, steps
 
 
 def spec(policy: str = "fcfs", **values: object) -> RunSpec:
@@ -70,7 +71,9 @@ def test_planning_leaves_an_empty_directory(tmp_path: Path) -> None:
 
 def test_labels_name_what_differs() -> None:
     assert point_label(spec()) == "fcfs default"
-    other = RunSpec(workload=WorkloadSpec(name="a/b.jsonl"), engine={"policy": "lpm", "allocator": "contiguous-max"}, replicate=2)
+    other = RunSpec(
+        workload=WorkloadSpec(name="a/b.jsonl"), engine={"policy": "lpm", "allocator": "contiguous-max"}, replicate=2
+    )
     assert point_label(other) == "lpm b.jsonl contiguous-max r2"
 
 
@@ -83,7 +86,9 @@ def test_the_progress_line_follows_the_events() -> None:
     for step in steps({2_000_000_000: [("a", 1)]}, used_blocks=50, num_running=3, num_waiting=5):
         progress.fold(step)
     progress.fold(finished("a", 0, tokens=[1]))
-    assert progress_text(progress) == "fcfs default: 1/64 done, 3 running, 5 waiting, 25 % of blocks used, step 1, 2.0 s"
+    assert (
+        progress_text(progress) == "fcfs default: 1/64 done, 3 running, 5 waiting, 25 % of blocks used, step 1, 2.0 s"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import MS, arrived, finished, make_run, simple_run, steps_of
+
 from kvtop.cli.comparison import format_change, render
 from kvtop.cli.main import main
 from kvtop.compare import MEASURES, compare_paths
 from kvtop.engine.errors import UsageError
-from made_runs import MS, arrived, finished, make_run, simple_run, steps_of
 
 BY_KEY = {measure.key: measure for measure in MEASURES}
 

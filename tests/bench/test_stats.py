@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kvtop.stats import Distribution, mean, percentile, ratio
 
 values = st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=50)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from made_runs import MS, S, arrived, finished, make_run, simple_run, steps, steps_of
+
 from kvtop.engine.errors import KvtopError, UsageError
 from kvtop.summary import load_run
-from made_runs import MS, S, arrived, finished, make_run, simple_run, steps, steps_of
 
 
 def test_tpot_is_null_below_two_tokens_and_never_zero(tmp_path: Path) -> None:
@@ -102,7 +103,9 @@ def test_requests_cut_off_are_counted_beside_the_rest(tmp_path: Path) -> None:
 
 def test_duration_starts_at_the_first_scheduled_arrival(tmp_path: Path) -> None:
     times = {"a": [5 * S + 100 * MS, 6 * S]}
-    run = load_run(make_run(tmp_path / "run", [*steps_of(times), finished("a", 0, at=5 * S, tokens=times["a"], prompt=18)]))
+    run = load_run(
+        make_run(tmp_path / "run", [*steps_of(times), finished("a", 0, at=5 * S, tokens=times["a"], prompt=18)])
+    )
     assert run.duration_ns == S
     assert run.output_tokens_s == 2
     assert run.total_tokens_s == 20

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kvtop.calc import CacheShape, blocks_for, capacity
 from kvtop.cli.main import main
 from kvtop.engine.errors import ConfigError
@@ -23,7 +25,20 @@ def calc_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) ->
 
 
 def test_the_published_example_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--layers 80 --kv-heads 8 --head-dim 128 --batch 32 --seq-len 4096 --dtype fp16".split()
+    words = [
+        "--layers",
+        "80",
+        "--kv-heads",
+        "8",
+        "--head-dim",
+        "128",
+        "--batch",
+        "32",
+        "--seq-len",
+        "4096",
+        "--dtype",
+        "fp16",
+    ]
     found = calc_json(capsys, *words)
     assert found["kv_bytes"] == 42_949_672_960
     assert found["kv_bytes_per_token"] == 327_680
@@ -37,7 +52,7 @@ def test_the_published_example_is_exact(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_preset_equals_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     by_name = calc_json(capsys, "--model", "Llama-3-70B", "--batch", "32")
-    by_hand = calc_json(capsys, *"--layers 80 --kv-heads 8 --head-dim 128 --batch 32".split())
+    by_hand = calc_json(capsys, *["--layers", "80", "--kv-heads", "8", "--head-dim", "128", "--batch", "32"])
     assert by_name["kv_bytes"] == by_hand["kv_bytes"] == 42_949_672_960
     assert by_name["model"] == "llama-3-70b"
 
@@ -67,7 +82,9 @@ def test_windowed_bytes_count_each_layer_by_itself(layers: int, sliding: int, wi
 
 
 def test_capacity_after_the_weights_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    found = calc_json(capsys, *"--model llama-3-8b --seq-len 2048 --gpu-memory 24GiB --utilisation 0.9".split())
+    found = calc_json(
+        capsys, *["--model", "llama-3-8b", "--seq-len", "2048", "--gpu-memory", "24GiB", "--utilisation", "0.9"]
+    )
     room = found["capacity"]
     usable = 24 * GIB * 9 // 10
     budget = usable - 2 * 8_030_261_248
@@ -89,26 +106,29 @@ def test_a_block_more_than_fits_does_not_fit() -> None:
 
 
 def test_weights_alone_too_large_is_said_with_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("calc --model llama-3-70b --gpu h100-80gb".split()) == 1
+    assert main(["calc", "--model", "llama-3-70b", "--gpu", "h100-80gb"]) == 1
     text = capsys.readouterr().out
     assert "does not fit: the weights take 131.42 GiB of 71.68 GiB, 59.73 GiB too much" in text
 
 
 def test_a_request_too_long_names_the_longest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = calc_json(capsys, *"--model llama-3-8b --seq-len 8192 --gpu-memory 17.5GiB".split(), code=1)
+    found = calc_json(capsys, *["--model", "llama-3-8b", "--seq-len", "8192", "--gpu-memory", "17.5GiB"], code=1)
     room = found["capacity"]
     assert 0 < room["num_tokens"] < 8192
     assert f"the longest that fits is {room['num_tokens']:,} tokens" in room["message"]
 
 
 def test_a_batch_that_only_partly_fits_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
-    found = calc_json(capsys, *"--model mistral-7b --seq-len 8192 --batch 64 --dtype int8 --gpu-memory 24GiB".split())
+    found = calc_json(
+        capsys,
+        *["--model", "mistral-7b", "--seq-len", "8192", "--batch", "64", "--dtype", "int8", "--gpu-memory", "24GiB"],
+    )
     assert found["capacity"]["batch_fits"] is False
     assert "only 16 of 64 fit at once" in found["capacity"]["message"]
 
 
 def test_tensor_parallel_deals_out_heads_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    found = calc_json(capsys, *"--model llama-3-70b --seq-len 8192 --gpu h100-80gb --tp 4".split())
+    found = calc_json(capsys, *["--model", "llama-3-70b", "--seq-len", "8192", "--gpu", "h100-80gb", "--tp", "4"])
     assert found["kv_bytes_per_gpu"] * 4 == found["kv_bytes"]
     assert found["capacity"]["weight_bytes"] * 4 == 2 * 70_553_706_496
     assert CacheShape(1, 4, 8).per_gpu(8).num_kv_heads == 1
@@ -117,13 +137,13 @@ def test_tensor_parallel_deals_out_heads_and_weights(capsys: pytest.CaptureFixtu
 
 
 def test_quantised_caches_say_that_scales_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("calc --model llama-3-8b --dtype fp8".split()) == 0
+    assert main(["calc", "--model", "llama-3-8b", "--dtype", "fp8"]) == 0
     assert "scales of a quantised cache are not counted" in capsys.readouterr().out
     assert calc_json(capsys, "--model", "llama-3-8b", "--dtype", "fp8")["scales_counted"] is False
 
 
 def test_a_sliding_window_is_reported_beside_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    found = calc_json(capsys, *"--model gemma-2-9b --seq-len 8192".split())
+    found = calc_json(capsys, *["--model", "gemma-2-9b", "--seq-len", "8192"])
     per_layer_token = 2 * 8 * 256 * 2
     assert found["kv_bytes"] == 42 * 8192 * per_layer_token
     assert found["kv_bytes_windowed"] == (21 * 8192 + 21 * 4096) * per_layer_token
@@ -233,7 +253,13 @@ def model_dir(tmp_path: Path, config: dict[str, Any], tensors: dict[str, tuple[s
     return folder
 
 
-LLAMA = {"model_type": "llama", "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+}
 
 
 def test_a_local_directory_gives_shape_and_stored_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,7 +278,11 @@ def test_a_local_directory_gives_shape_and_stored_weights(tmp_path: Path, capsys
         (LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None, 0),
         (LLAMA | {"model_type": "gemma2", "sliding_window": 4096, "num_hidden_layers": 5}, 4096, 3),
         (LLAMA | {"sliding_window": 8, "num_hidden_layers": 62, "sliding_window_pattern": 6}, 8, 52),
-        (LLAMA | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 8, 2),
+        (
+            LLAMA | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            8,
+            2,
+        ),
         ({"text_config": LLAMA | {"sliding_window": 8}, "num_hidden_layers": 99}, 8, 3),
     ],
 )
@@ -292,7 +322,9 @@ def test_a_directory_without_weights_needs_params(tmp_path: Path, capsys: pytest
     folder = str(model_dir(tmp_path, LLAMA))
     assert main(["calc", "--model", folder, "--gpu", "l4"]) == 2
     assert "give --params" in capsys.readouterr().err
-    assert calc_json(capsys, "--model", folder, "--gpu", "l4", "--params", "1e6")["capacity"]["weight_bytes"] == 2_000_000
+    assert (
+        calc_json(capsys, "--model", folder, "--gpu", "l4", "--params", "1e6")["capacity"]["weight_bytes"] == 2_000_000
+    )
 
 
 def test_a_broken_weights_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kvtop.cli import main as cli
 from kvtop.cli.main import main
 from kvtop.cli.registry import COMMANDS

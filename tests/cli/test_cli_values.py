@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 import pytest
+
 from kvtop.cli.text import format_bytes, format_ns, significant, table
 from kvtop.cli.values import count, count_or_zero, fraction, not_negative, positive, size_bytes
 
@@ -37,7 +38,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         size_bytes(text)
 
 
-@pytest.mark.parametrize(("read", "text", "expected"), [(count, "70e9", 70 * 10**9), (count, "8_000", 8000), (count_or_zero, "0", 0)])
+@pytest.mark.parametrize(
+    ("read", "text", "expected"), [(count, "70e9", 70 * 10**9), (count, "8_000", 8000), (count_or_zero, "0", 0)]
+)
 def test_counts(read: Callable[[str], int], text: str, expected: int) -> None:
     assert read(text) == expected
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from fakes import ListInbox, ListOutlet, ListSource, request
+from run_fakes import ListInbox, ListOutlet, ListSource, request
 
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, RealClock, Recorder
 from kvtop.engine.errors import KvtopError
@@ -52,7 +52,7 @@ def test_serves_everything_and_ends_complete() -> None:
 
 def test_virtual_time_jumps_to_the_next_arrival() -> None:
     source = ListSource([request(0), request(1, at_ns=3_600_000_000_000)])
-    loop, engine, outlet = make(source)
+    loop, _, outlet = make(source)
     began = time.perf_counter()
     loop.run()
     assert time.perf_counter() - began < 5
@@ -84,7 +84,7 @@ def test_a_closed_loop_gets_its_next_turn_when_the_last_one_ended() -> None:
         return request(index + 1, at_ns=now_ns + STEP_NS) if index < 3 else None
 
     source = ListSource([request(0)], follow)
-    loop, _, outlet = make(source)
+    loop, _, _ = make(source)
     assert loop.run().status == "complete"
     assert [i for i, _ in source.finished] == ["q0", "q1", "q2", "q3"]
 
@@ -184,7 +184,7 @@ def test_a_pause_costs_nobody_latency() -> None:
             super().wait(timeout_s)
 
     inbox = SlowUser({1: [Pause()]}, [[Resume()]])
-    loop, engine, outlet = make(ListSource([request(0, out=3)]), inbox, clock=RealClock())
+    loop, _, outlet = make(ListSource([request(0, out=3)]), inbox, clock=RealClock())
     loop.run()
     done = [e for e in outlet.of(RequestEvent) if e.phase == "finished"]
     assert done[0].t_done_ns < 150_000_000
