@@ -9,7 +9,7 @@ import msgspec
 from kvtop.workloads.recipe import Recipe
 
 DATA = Path(__file__).parent / "data"
-MOONCAKE_SLICE = DATA / "mooncake-conversation-first200.jsonl.gz"
+MOONCAKE_SLICE = DATA / "mooncake-conversation-first1000.jsonl.gz"
 AZURE_CONV_SLICE = DATA / "azure-2023-conv-first1000.csv.gz"
 
 
@@ -18,20 +18,16 @@ class Builtin(msgspec.Struct, frozen=True):
     recipe: Recipe
 
 
-def _mooncake(name: str, **scales: float) -> Recipe:
-    return Recipe(name=name, path=MOONCAKE_SLICE, format="mooncake", **scales)  # type: ignore[arg-type]
-
-
 BUILTINS: dict[str, Builtin] = {
-    # 0.9 requests/s of 435 prompt tokens on average keep a 135M model on two cores just busy: it computes about 500
-    # prompt tokens/s there. Arrivals come in bursts (9 s apart at this scale), so a queue forms and drains.
+    # 1.1 requests/s of 460 prompt tokens on average, half of them in the cache once conversations return, keep a 135M
+    # model on two cores busy. Arrivals come in bursts 3 s apart, so a queue forms and drains.
     "default": Builtin(
-        "Mooncake conversation slice for a small model on a CPU: lengths / 32, gaps x 3, about 0.9 requests/s",
-        _mooncake("default", time_scale=3.0, length_scale=1 / 32),
+        "the conversations of several turns in the Mooncake slice, lengths / 32: about 1.1 requests/s for a small CPU",
+        Recipe(name="default", path=MOONCAKE_SLICE, format="mooncake", sharing_only=True, length_scale=1 / 32),
     ),
     "mooncake-conversation": Builtin(
-        "first 200 requests of the Mooncake conversation trace, as recorded (14k prompt tokens on average)",
-        _mooncake("mooncake-conversation"),
+        "first 1,000 requests of the Mooncake conversation trace, as recorded (14k prompt tokens on average)",
+        Recipe(name="mooncake-conversation", path=MOONCAKE_SLICE, format="mooncake"),
     ),
     "azure-conv": Builtin(
         "first 1,000 requests of the Azure 2023 conversation trace, as recorded (no prefix information)",

@@ -19,7 +19,7 @@ from kvtop.workloads.formats.registry import FORMATS
 from kvtop.workloads.identity import workload_hash
 from kvtop.workloads.recipe import Recipe
 from kvtop.workloads.rows import Row
-from kvtop.workloads.scale import check_factor, cut, fit, scale_lengths, scale_time
+from kvtop.workloads.scale import check_factor, cut, fit, only_sharing, scale_lengths, scale_time
 from kvtop.workloads.spec import WorkloadSpec
 from kvtop.workloads.spec_file import read_spec_file
 
@@ -75,6 +75,9 @@ def load_workload(spec: WorkloadSpec, *, vocab_size: int, max_model_len: int | N
     made = recipe.rows(seed)
     notices = list(made.notices)
     rows = made.rows
+    if recipe.sharing_only:
+        rows, more = only_sharing(rows)
+        notices += more
     for limit in (recipe.limit, spec.limit):
         rows, more = cut(rows, limit)
         notices += more

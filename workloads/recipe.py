@@ -29,6 +29,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float = 1.0
     length_scale: float = 1.0
     limit: int | None = None
+    sharing_only: bool = False  # keep the rows that have a prefix in common with some, not all, of the others
     seed: int = 0
 
     def rows(self, seed: int) -> RowSet:

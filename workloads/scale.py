@@ -9,6 +9,7 @@ mean equal tokens, and where H * factor is whole the prompt is exactly ``ceil(pr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from fractions import Fraction
 
 import msgspec
@@ -47,6 +48,22 @@ def cut(rows: list[Row], limit: int | None) -> tuple[list[Row], list[str]]:
     if limit > len(rows):
         return rows, [f"limit {limit:,} is more than there is: {counted(len(rows), 'request')} served"]
     return rows[:limit], []
+
+
+def only_sharing(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """Keep the rows that hold a hash id which another row holds too; ids that every row holds do not count.
+
+    In a trace of conversations these are the turns that continue one, and those that are continued.
+    """
+    holders = Counter(hash_id for row in rows for hash_id in set(row.hash_ids))
+    shared = {hash_id for hash_id, num_rows in holders.items() if 1 < num_rows < len(rows)}
+    kept = [row for row in rows if not shared.isdisjoint(row.hash_ids)]
+    if not kept:
+        raise WorkloadError("no two rows share a prefix that not all rows have: nothing is left by sharing_only")
+    start_ns = kept[0].arrival_ns
+    return [replace(row, arrival_ns=row.arrival_ns - start_ns) for row in kept], [
+        f"sharing_only keeps {len(kept):,} of {counted(len(rows), 'request')}"
+    ]
 
 
 def scale_time(rows: list[Row], factor: Fraction) -> list[Row]:

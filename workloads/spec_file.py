@@ -18,6 +18,7 @@ COMMON: dict[str, type | tuple[type, ...]] = {
     "time_scale": (int, float),
     "length_scale": (int, float),
     "limit": int,
+    "sharing_only": bool,
     "seed": int,
 }
 TRACE: dict[str, type | tuple[type, ...]] = {"path": str, "format": str, "hash_block_tokens": int}
@@ -81,5 +82,5 @@ def _check(path: Path, key: str, value: object, valid: dict[str, Any]) -> None:
         return
     kinds = expected if isinstance(expected, tuple) else (expected,)
     if type(value) not in kinds:
-        names = {str: "a string", int: "an integer", float: "a number"}
+        names = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
         raise WorkloadError(f"{key} is {shorten(value)}, expected {names[kinds[-1]]}", path=path)

@@ -46,7 +46,7 @@ def test_mooncake_slice_is_read_row_by_row():
     want = mooncake_oracle()
     assert got.format == "mooncake"
     assert got.notices == []
-    assert len(got.rows) == 200
+    assert len(got.rows) == 1000
     for row, line in zip(got.rows, want, strict=True):
         assert row.arrival_ns == line["timestamp"] * 1_000_000
         assert (row.prompt_tokens, row.output_tokens) == (line["input_length"], line["output_length"])
@@ -56,10 +56,10 @@ def test_mooncake_slice_is_read_row_by_row():
 
 def test_mooncake_slice_has_its_published_totals():
     rows = read_trace(MOONCAKE_SLICE).rows
-    assert sum(r.prompt_tokens for r in rows) == 2_782_179
-    assert sum(r.output_tokens for r in rows) == 71_379
-    assert rows[-1].arrival_ns == 72_000_000_000
-    assert len({i for r in rows for i in r.hash_ids}) == 5_215
+    assert sum(r.prompt_tokens for r in rows) == 13_732_944
+    assert sum(r.output_tokens for r in rows) == 349_357
+    assert rows[-1].arrival_ns == 330_000_000_000
+    assert len({i for r in rows for i in r.hash_ids}) == 21_514
 
 
 def test_azure_slice_is_read_row_by_row_to_the_tick():

@@ -50,8 +50,23 @@ def test_the_default_workload_is_made_for_a_small_cpu():
 
 
 def test_a_users_scales_multiply_those_of_a_builtin():
-    recorded = load("mooncake-conversation", length_scale=1 / 64, time_scale=1.5)
-    assert load("default", length_scale=0.5, time_scale=0.5).rows == recorded.rows
+    rows = load("default").rows
+    halved = load("default", length_scale=0.5, time_scale=0.5).rows
+    assert [r.arrival_ns for r in halved] == [round(r.arrival_ns / 2) for r in rows]
+    assert {r.hash_block_tokens for r in rows} == {16}
+    assert {r.hash_block_tokens for r in halved} == {8}
+
+
+def test_sharing_only_keeps_the_rows_of_conversations_that_go_on():
+    whole = load("mooncake-conversation", length_scale=1 / 32)
+    kept = load("default")
+    start = next(r.arrival_ns for r in whole.rows if r.hash_ids == kept.rows[0].hash_ids)
+    assert kept.num_requests == 378  # counted by a script of its own from the published file
+    assert kept.notices[0] == "sharing_only keeps 378 of 1,000 requests"
+    by_ids = {(r.arrival_ns - start, r.hash_ids): r for r in whole.rows}
+    for row in kept.rows:
+        assert by_ids[(row.arrival_ns, row.hash_ids)].output_tokens == row.output_tokens
+        assert sum(not set(row.hash_ids[1:]).isdisjoint(other.hash_ids) for other in whole.rows) >= 2
 
 
 def test_a_source_is_an_absolute_schedule_and_may_be_made_again():
@@ -102,7 +117,7 @@ def test_the_hash_changes_with_whatever_changes_the_requests():
         load(),
         load(seed=1),
         load(seed=2),
-        load(limit=199),
+        load(limit=999),
         load(time_scale=0.5),
         load(length_scale=0.5),
         load(vocab_size=1000),
@@ -121,7 +136,7 @@ def test_the_hash_ignores_what_does_not_change_the_requests(tmp_path: Path):
     want = load().hash
     assert load(str(plain)).hash == want
     assert load(str(plain), format="mooncake").hash == want
-    assert load(limit=200).hash == want
+    assert load(limit=1000).hash == want
     assert load(max_model_len=4096).hash == want  # reject changes no request
     assert load(too_long="clip").hash == want
     assert load(too_long="clip", max_model_len=1_000_000).hash == want

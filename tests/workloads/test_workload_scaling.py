@@ -102,8 +102,8 @@ def test_time_scale_zero_is_one_burst():
 
 def test_limit_keeps_the_first_arrivals_and_says_when_there_are_fewer():
     assert load(limit=7).rows == load().rows[:7]
-    assert load(limit=201).num_requests == 200
-    assert load(limit=201).notices == ["limit 201 is more than there is: 200 requests served"]
+    assert load(limit=1001).num_requests == 1000
+    assert load(limit=1001).notices == ["limit 1,001 is more than there is: 1,000 requests served"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_produced_lengths_are_the_recorded_ones():
 def test_hits_are_exactly_the_whole_blocks_that_ids_share():
     seen: set[int] = set()
     total = 0
-    for row, view in serve_one_by_one(WorkloadSpec(name="mooncake-conversation", length_scale=1 / 32)):
+    for row, view in serve_one_by_one(WorkloadSpec(name="mooncake-conversation", length_scale=1 / 32, limit=200)):
         num_whole = row.prompt_tokens // BLOCK
         num_hits = 0
         for hash_id in row.hash_ids[:num_whole]:
