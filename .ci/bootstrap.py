@@ -9,6 +9,7 @@ Every step may be interrupted and repeated: the stamp is written last, and an en
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,7 +55,8 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--check":
         return 0 if is_ready(argv[1]) else 1
     try:
-        make_ready(argv[0])
+        with only_one():
+            make_ready(argv[0])
     except SetupError as error:
         print(f"kvtop setup: {error}", file=sys.stderr)
         return 1
@@ -64,6 +67,18 @@ def main(argv: list[str]) -> int:
         print(f"kvtop setup: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def only_one() -> Iterator[None]:
+    """Hold the lock of this checkout: two terminals may call make at the same time."""
+    with open(__file__) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another set-up of this checkout is going on: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 # Is it ready? --------------------------------------------------------------------------------------------------

@@ -45,24 +45,27 @@ class LRUEvictor:
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
         chosen: list[int] = []
         taken: set[int] = set()
+        passed: set[int] = set()  # blocks walked past because a child is still there
         gone: dict[int, int] = {}  # parent -> children chosen so far
-        while k > len(chosen):
-            before, skipped = len(chosen), False
+        again = k > 0
+        while again:
+            again = False
             for block in self._list:
                 if block in exclude or block in taken:
                     continue
                 if self._cache.num_children(block) > gone.get(block, 0):
-                    skipped = True
+                    passed.add(block)
                     continue
                 chosen.append(block)
+                if len(chosen) == k:
+                    return chosen
                 taken.add(block)
                 parent = self._cache.parent(block)
                 if parent is not None:
                     gone[parent] = gone.get(parent, 0) + 1
-                if len(chosen) == k:
-                    return chosen
-            if not skipped or len(chosen) == before:
-                break
+                    if parent in passed and self._cache.num_children(parent) == gone[parent]:
+                        again = True  # an older block than all that follow may go now
+                        break
         return chosen
 
 

@@ -66,6 +66,7 @@ class Outcome:
     status: str
     error: str = ""
     warnings: tuple[str, ...] = ()
+    exit_code: int = 0  # 2 when the engine's process found something the user can correct
 
 
 Observer = Callable[[Progress], None]
@@ -147,12 +148,12 @@ def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outco
         session = RunSession(spec)
         session.start()
     except (KvtopError, OSError) as error:
-        return Outcome(label, run_dir, "failed", _one_line(str(error)))
+        return Outcome(label, run_dir, "failed", _one_line(str(error)), exit_code=getattr(error, "exit_code", 1))
     ended, warnings = _follow(session, Progress(label), observe)
     if run_dir is not None and ended.status != "complete":
         with suppress(OSError):
             run_dir.rmdir()  # only when nothing was written: a model that does not load leaves no trace
-    return Outcome(label, run_dir, ended.status, _one_line(ended.error), tuple(warnings))
+    return Outcome(label, run_dir, ended.status, _one_line(ended.error), tuple(warnings), ended.exit_code)
 
 
 def _follow(session: RunSession, progress: Progress, observe: Observer) -> tuple[RunEnded, list[str]]:

@@ -25,9 +25,9 @@ MUST_AGREE = {
 
 CONFIGURATION = (
     "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode",
-    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks", "max_num_seqs",
-    "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model", "gpu", "cpu",
-    "kvtop",
+    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks",
+    "max_num_seqs", "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model",
+    "gpu", "cpu", "kvtop",
 )  # fmt: skip
 """Manifest keys that make a column; those that differ between columns name it, policy always."""
 

@@ -54,6 +54,11 @@ class TorchExecutor:
         return cls(loaded.model, loaded.tokenizer, info, layers)
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.info.vocab_size
+
+    @property
     def device(self) -> torch.device:
         return self._model.device
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
-from kvtop.cli.terminal import ProgressLine
+from kvtop.cli.terminal import ProgressLine, interruptible
 from kvtop.cli.text import format_ns, percent, significant
 from kvtop.cli.values import count
 from kvtop.run.spec import RunSpec
@@ -97,36 +97,36 @@ class BenchResult:
 
 def run_points(specs: Sequence[RunSpec], out_dir: Path, *, resume: bool, force: bool) -> BenchResult:
     """Run the points one after the other, a result line for each. Ctrl-C ends the current one in good order."""
-    from kvtop.bench import Outcome, plan_points, point_label, run_point
+    from kvtop.bench import plan_points
 
     points = plan_points(specs, out_dir, resume=resume, force=force)
     result, line = BenchResult(), ProgressLine()
-    for index, (spec, kept) in enumerate(points):
-        place = f"[{index + 1}/{len(points)}] "
-        run_dir = Path(spec.run_dir or "")
+    with interruptible():
         try:
-            if kept:
-                outcome = Outcome(point_label(spec), run_dir, "kept")
-            else:
-                outcome = run_point(
-                    spec, lambda progress, place=place: line.show(place + progress_text(progress)), force=force
-                )
+            for index, (spec, kept) in enumerate(points):
+                _run_one(f"[{index + 1}/{len(points)}] ", spec, result, line, kept=kept, force=force)
         except KeyboardInterrupt:
-            outcome = Outcome(point_label(spec), run_dir, "interrupted")
-        line.clear()
-        result.outcomes.append(outcome)
-        good = report_outcome(place, outcome)
-        if outcome.status == "interrupted":
-            left = len(points) - index - 1
-            print(
-                f"kvtop: interrupted; finished rows are kept in {out_dir}{f', {left} not started' if left else ''}",
-                file=sys.stderr,
-            )
+            line.clear()
+            left = len(points) - len(result.outcomes)
+            rest = f", {left} not started" if left else ""
+            print(f"kvtop: interrupted; finished rows are kept in {out_dir}{rest}", file=sys.stderr)
             result.exit_code = EXIT_INTERRUPTED
-            break
-        if not good:
-            result.exit_code = 1
     return result
+
+
+def _run_one(place: str, spec: RunSpec, result: BenchResult, line: ProgressLine, *, kept: bool, force: bool) -> None:
+    from kvtop.bench import Outcome, point_label, run_point
+
+    run_dir = Path(spec.run_dir or "")
+    result.outcomes.append(Outcome(point_label(spec), run_dir, "kept" if kept else "interrupted"))
+    if not kept:
+        result.outcomes[-1] = run_point(spec, lambda progress: line.show(place + progress_text(progress)), force=force)
+    line.clear()
+    outcome = result.outcomes[-1]
+    if outcome.status == "interrupted":  # by a signal that only the engine's process got
+        raise KeyboardInterrupt
+    if not report_outcome(place, outcome):
+        result.exit_code = 1
 
 
 def progress_text(progress: Progress) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
-from kvtop.cli.terminal import ProgressLine, can_open_tui
+from kvtop.cli.terminal import ProgressLine, can_open_tui, interruptible
 from kvtop.cli.values import positive
 from kvtop.run.spec import RunSpec
 
@@ -87,18 +87,19 @@ def _run_and_report(spec: RunSpec) -> int:
     from kvtop.cli.bench import EXIT_INTERRUPTED, print_comparison, progress_text
 
     line = ProgressLine()
-    run_dir = Path(spec.run_dir or "")
+    code = 0
     try:
-        outcome = run_point(spec, lambda progress: line.show(progress_text(progress)))
+        with interruptible():
+            outcome = run_point(spec, lambda progress: line.show(progress_text(progress)))
     except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    else:
+        code = {"complete": 0, "interrupted": EXIT_INTERRUPTED}.get(outcome.status, outcome.exit_code or 1)
         line.clear()
-        print_comparison([run_dir])
-        return EXIT_INTERRUPTED
+        for warning in outcome.warnings:
+            print(f"kvtop: {warning}", file=sys.stderr)
+        if outcome.status == "failed":
+            print(f"kvtop: {outcome.error}", file=sys.stderr)
     line.clear()
-    for warning in outcome.warnings:
-        print(f"kvtop: {warning}", file=sys.stderr)
-    if outcome.status == "failed":
-        print(f"kvtop: {outcome.error}", file=sys.stderr)
-        return 1
-    print_comparison([run_dir])
-    return EXIT_INTERRUPTED if outcome.status == "interrupted" else 0
+    print_comparison([Path(spec.run_dir or "")])
+    return code

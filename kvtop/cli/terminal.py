@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
 PLAIN_EVERY_S = 5.0
@@ -20,6 +25,24 @@ def is_terminal(stream: TextIO) -> bool:
 def can_open_tui() -> bool:
     """Both ends are a terminal with cursor control."""
     return is_terminal(sys.stdout) and sys.stdin is not None and sys.stdin.isatty()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP count as Ctrl-C inside: the run is stopped in good order instead of being left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 class ProgressLine:

@@ -26,6 +26,7 @@ from kvtop.results.files import FileError, file_error
 
 FRAMES_NAME = "frames.msgpack.zst"
 SEGMENT_BYTES = 8 << 20  # before compression
+READ_BYTES = 1 << 18
 FLUSH_S = 0.4  # what a killed process may lose, at most
 
 _BIN = struct.Struct(">BI")  # msgpack bin 32: 0xc6, length
@@ -181,37 +182,48 @@ def read_frames(path: str | os.PathLike[str], offset: int = 0) -> Iterator[list[
         raise file_error(path, error, "cannot read") from None
     with file:
         file.seek(offset)
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        first = True
-        while (body := _next_body(reader, path, first)) is not None:
-            yield _decode(body, path)
-            first = False
+        buffer = bytearray()
+        for _, plain in _decompressed(file, path):
+            buffer += plain
+            yield from (_decode(body, path) for body in _bodies(buffer, path))
 
 
-def _next_body(reader: zstandard.ZstdDecompressionReader, path: object, first: bool) -> bytes | None:
-    try:
-        head = _read_exact(reader, _BIN.size)
-        if head is None:
-            return None
-        tag, length = _BIN.unpack(head)
+def _decompressed(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
+    """(offset of the zstd frame, some of its content) to the end, or to where a killed writer or a bad disk left off.
+
+    Not zstandard's stream reader: that one keeps back a part of what an unfinished frame already holds.
+    """
+    start = file.tell()
+    decoder, pending, any_data = zstandard.ZstdDecompressor().decompressobj(), b"", False
+    while data := pending or file.read(READ_BYTES):
+        try:
+            plain = decoder.decompress(data)
+        except zstandard.ZstdError:
+            if any_data:
+                return
+            raise FileError(f"{path}: is not a recording (no zstd data)") from None
+        any_data = True
+        yield start, plain
+        pending = b""
+        if decoder.eof:
+            pending = decoder.unused_data or b""
+            start = file.tell() - len(pending)
+            decoder = zstandard.ZstdDecompressor().decompressobj()
+
+
+def _bodies(buffer: bytearray, path: object) -> Iterator[bytes]:
+    """Whole frames of events at the front of ``buffer``, taken out of it."""
+    start = 0
+    while len(buffer) - start >= _BIN.size:
+        tag, length = _BIN.unpack_from(buffer, start)
         if tag != 0xC6:
             raise FileError(f"{path}: found byte 0x{tag:02x}, expected a frame of events (0xc6)")
-        return _read_exact(reader, length)
-    except zstandard.ZstdError:
-        if first:
-            raise FileError(f"{path}: is not a recording (no zstd data)") from None
-        return None
-
-
-def _read_exact(reader: zstandard.ZstdDecompressionReader, size: int) -> bytes | None:
-    parts: list[bytes] = []
-    while size:
-        part = reader.read(size)
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+        end = start + _BIN.size + length
+        if end > len(buffer):
+            break
+        yield bytes(buffer[start + _BIN.size : end])
+        start = end
+    del buffer[:start]
 
 
 def _decode(body: bytes, path: object) -> list[Event]:
@@ -236,46 +248,29 @@ def read_index(path: str | os.PathLike[str]) -> list[KeyframeMark]:
                 if magic == _TAIL_MAGIC and length + _TAIL.size <= size:
                     file.seek(size - _TAIL.size - length)
                     return [KeyframeMark(*row) for row in msgspec.msgpack.decode(file.read(length))]
-            return _scan_index(file)
+            return _scan_index(file, path)
     except OSError as error:
         raise file_error(path, error, "cannot read") from None
 
 
-def _scan_index(file: BinaryIO) -> list[KeyframeMark]:
-    """Decompress segment by segment; only whole ones whose first event is a keyframe count."""
+def _scan_index(file: BinaryIO, path: object) -> list[KeyframeMark]:
+    """Decompress everything; segments whose first event is a keyframe count, the unfinished last one too."""
     marks: list[KeyframeMark] = []
-    offset = file.seek(0)
-    pending = b""
-    decoder = zstandard.ZstdDecompressor().decompressobj()
-    head = bytearray()
-    while data := pending or file.read(1 << 20):
-        try:
-            head += decoder.decompress(data)
-        except zstandard.ZstdError:
-            break
-        if not decoder.eof:
-            pending = b""
+    file.seek(0)
+    head, at, found = bytearray(), -1, True
+    for start, plain in _decompressed(file, path):
+        if start != at:
+            head, at, found = bytearray(), start, False
+        if found:
             continue
-        pending = decoder.unused_data or b""
-        keyframe = _leading_keyframe(bytes(head))
-        if keyframe is not None:
-            marks.append(KeyframeMark(offset, keyframe.step, keyframe.t_ns))
-        offset = file.tell() - len(pending)
-        decoder, head = zstandard.ZstdDecompressor().decompressobj(), bytearray()
-    keyframe = _leading_keyframe(bytes(head))
-    if keyframe is not None:  # the last segment has no end, but its keyframe is whole
-        marks.append(KeyframeMark(offset, keyframe.step, keyframe.t_ns))
+        head += plain
+        for body in _bodies(head, path):
+            found = True
+            event = next(iter(_decode(body, path)), None)
+            if isinstance(event, Keyframe):
+                marks.append(KeyframeMark(start, event.step, event.t_ns))
+            break
     return marks
-
-
-def _leading_keyframe(raw: bytes) -> Keyframe | None:
-    if len(raw) < _BIN.size:
-        return None
-    tag, length = _BIN.unpack_from(raw)
-    if tag != 0xC6 or len(raw) < _BIN.size + length:
-        return None
-    events = decode_many(raw[_BIN.size : _BIN.size + length])
-    return events[0] if events and isinstance(events[0], Keyframe) else None
 
 
 def is_being_written(path: str | os.PathLike[str]) -> bool:

@@ -103,6 +103,9 @@ class _Child:
         max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
         loop = RunLoop(engine, workload.source(), outlets, self.inbox, max_ns=max_ns, start_paused=spec.start_paused)
         end = loop.run()
+        if self.outlet.behind:
+            self.outlet.writer.flush(LAST_WORDS_S)
+            self.outlet.resync(loop.keyframe())
         engine.close()
         return end
 

@@ -262,7 +262,7 @@ class RunLoop:
         asking = [outlet for outlet in self.outlets if outlet.tick(self._step)]
         if self.engine.recorder.has_decisions or not (asking or self._keyframe_wanted):
             return
-        keyframe = self._keyframe()
+        keyframe = self.keyframe()
         for outlet in self.outlets:
             if outlet in asking:
                 outlet.resync(keyframe)
@@ -270,14 +270,15 @@ class RunLoop:
                 outlet.send([keyframe])
         self._keyframe_wanted = False
 
-    def _keyframe(self) -> Keyframe:
+    def keyframe(self) -> Keyframe:
+        """The engine's state now, with the totals that only this loop knows."""
         keyframe = self.engine.keyframe()
         return msgspec.structs.replace(
             keyframe, totals={**keyframe.totals, "output_tokens": self.num_output_tokens, "rejected": self.num_rejected}
         )
 
     def _emit_keyframe(self) -> None:
-        self._emit(self._keyframe())
+        self._emit(self.keyframe())
 
     def _wait(self, timeout_s: float | None) -> None:
         """Sleep until a command or the time; wake up now and then for an outlet that still has something to hand on."""

@@ -37,9 +37,14 @@ class PipeOutlet:
         if events:
             self._send(events)
 
+    @property
+    def behind(self) -> bool:
+        """Something was dropped, and the reader does not know yet."""
+        return self._gap > 0
+
     def tick(self, step: int) -> bool:
         self.writer.flush()
-        return self._gap > 0 and self.writer.pending_bytes <= self._limit // 4
+        return self.behind and self.writer.pending_bytes <= self._limit // 4
 
     def resync(self, keyframe: Keyframe) -> None:
         gap, self._gap = self._gap, 0

@@ -43,7 +43,6 @@ class RunSession:
         self._saw_end = False
         self._t_ns = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._output = _Output()
 
     @property
     def pid(self) -> int | None:
@@ -64,6 +63,10 @@ class RunSession:
             from kvtop.results.rundir import prepare_run_dir
 
             spec = msgspec.structs.replace(spec, run_dir=str(prepare_run_dir(spec.run_dir).resolve()))
+        try:
+            self._output = _Output()
+        except OSError as error:
+            raise KvtopError(f"cannot create a temporary file: {error.strerror or error}") from None
         command_read, command_write = os.pipe()
         event_read, event_write = os.pipe()
         try:
@@ -71,6 +74,7 @@ class RunSession:
         except OSError as error:
             os.close(command_write)
             os.close(event_read)
+            self._output.file.close()
             raise KvtopError(f"cannot start the engine's process: {error.strerror or error}") from None
         finally:
             os.close(command_read)
@@ -146,6 +150,7 @@ class RunSession:
         ]
         if self._saw_end:
             self._reap()
+            self._close()
         elif self._events.closed or (code is not None and len(self._ready) == before):
             self._died(None)
 
@@ -174,7 +179,6 @@ class RunSession:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait(REAP_S)
-        self._close()
         return code
 
     def _close(self) -> None:

@@ -39,11 +39,11 @@ def whole(number: int) -> str:
 
 def short(number: float) -> str:
     """At most five characters: 999, 1.2k, 12.3k, 123k, 1.2M ..."""
-    for unit in ("", "k", "M", "G"):
+    for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 999.5:
             return f"{number:.0f}{unit}" if not unit or abs(number) >= 99.95 else f"{number:.1f}{unit}"
         number /= 1000
-    return f"{number:.1f}T"
+    return f"{number:.0f}P"
 
 
 def duration(ns: float | None) -> str:

@@ -18,9 +18,11 @@ S = 1_000_000_000
 def manifest(**values: Any) -> dict[str, Any]:
     """A complete manifest of a made-up run; unknown keys are null."""
     known = dict.fromkeys(MANIFEST_KEYS) | {
-        "run_id": "made", "status": "running", "clock": "virtual", "executor": "null", "policy": "fcfs", "allocator": "paged",
+        "run_id": "made", "status": "running", "clock": "virtual", "executor": "null", "policy": "fcfs",
+        "allocator": "paged",
         "eviction": "lru", "seed": 0, "replicate": 0, "workload": "made", "workload_hash": "aaaa", "time_scale": 1.0,
-        "block_size_tokens": 16, "num_blocks": 100, "prefix_caching": True, "chunked_prefill": True, "events_dropped": 0,
+        "block_size_tokens": 16, "num_blocks": 100, "prefix_caching": True, "chunked_prefill": True,
+        "events_dropped": 0,
         "schema_version": RESULTS_SCHEMA_VERSION,
     }  # fmt: skip
     return known | values
@@ -67,10 +69,11 @@ def steps(emitted: dict[int, list[tuple[str, int]]], **values: Any) -> list[Step
     """One step for each time (ns), with what it emitted."""
     made, before = [], 0
     for number, (t_ns, tokens) in enumerate(sorted(emitted.items()), 1):
+        shown: dict[str, Any] = {"num_running": len(tokens), **values}
         made.append(
             StepEvent(
                 step=number, t_start_ns=before, t_planned_ns=before, t_done_ns=t_ns, emitted=tokens,
-                **({"num_running": len(tokens)} | values),
+                **shown,
             )
         )  # fmt: skip
         before = t_ns

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtop.calc import CacheShape, blocks_for, capacity
+from kvtop.calc import DTYPE_BYTES, CacheShape, blocks_for, capacity
 from kvtop.cli.main import main
 from kvtop.engine.errors import ConfigError
 from kvtop.presets import GPUS, MODELS
@@ -58,7 +58,7 @@ def test_a_preset_equals_its_numbers(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @given(
-    st.integers(1, 200), st.integers(1, 64), st.integers(1, 512), st.sampled_from(["fp32", "fp16", "bf16", "fp8", "int8"]),
+    st.integers(1, 200), st.integers(1, 64), st.integers(1, 512), st.sampled_from(sorted(DTYPE_BYTES)),
     st.integers(1, 10**6), st.integers(1, 64),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)

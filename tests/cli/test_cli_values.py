@@ -31,7 +31,8 @@ def test_sizes_are_exact(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "-1", "-1GiB", "+1", "0", "1G", "1GiBs", "1e", "nan", "inf", "1.5", "0.3B", "2 0MiB", "1e30", "1,5GB", "0x10"]
+    "text", ["", "GiB", "-1", "-1GiB", "+1", "0", "1G", "1GiBs", "1e", "nan", "inf", "1.5", "0.3B", "2 0MiB", "1e30",
+             "1,5GB", "0x10"]
 )  # fmt: skip
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
@@ -48,8 +49,10 @@ def test_counts(read: Callable[[str], int], text: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (count, "0"), (count, "-1"), (count, "1.5"), (count, "x"), (count, ""), (count, "inf"), (count, "1e99"), (count_or_zero, "-1"),
-        (positive, "0"), (positive, "nan"), (positive, "inf"), (positive, "x"), (not_negative, "-0.1"), (not_negative, "nan"),
+        (count, "0"), (count, "-1"), (count, "1.5"), (count, "x"), (count, ""), (count, "inf"), (count, "1e99"),
+        (count_or_zero, "-1"),
+        (positive, "0"), (positive, "nan"), (positive, "inf"), (positive, "x"), (not_negative, "-0.1"),
+        (not_negative, "nan"),
         (fraction, "0"), (fraction, "1.01"), (fraction, "nan"),
     ],
 )  # fmt: skip

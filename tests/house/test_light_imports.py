@@ -1,0 +1,57 @@
+"""What importing a module loads, each seen in a fresh process: front ends stay light, whatever they import in turn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from import_graph import ROOT, module_name, source_files
+
+HEAVY = {"torch", "triton", "transformers"}
+FOLDERS = ("kvtop/cli", "kvtop/tui", "kvtop/state", "kvtop/results")
+PRINT_LOADED = (
+    "import sys, json, importlib; [importlib.import_module(m) for m in sys.argv[1:]]; print(json.dumps([*sys.modules]))"
+)
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level names in ``sys.modules`` after importing ``modules``."""
+    command = [sys.executable, "-c", PRINT_LOADED, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kvtop.cli.main",
+        "kvtop.engine.config",
+        "kvtop.engine.errors",
+        "kvtop.engine.events",
+        "kvtop.engine.policies.registry",
+        "kvtop.engine.types",
+        "kvtop.run.session",
+        "kvtop.state.reduce",
+        "kvtop.tui.app",
+        "kvtop.workloads.load",
+    ],
+)
+def test_no_torch_is_loaded_by(module: str) -> None:
+    assert HEAVY & loaded_by(module) == set()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_module_of_a_front_end_loads_torch(folder: str) -> None:
+    assert HEAVY & loaded_by(*map(module_name, source_files(folder))) == set()
+
+
+def test_bench_loads_no_textual() -> None:
+    loaded = loaded_by("kvtop.bench", "kvtop.cli.bench", "kvtop.cli.compare")
+    assert (HEAVY | {"textual"}) & loaded == set()
+
+
+def test_the_probe_sees_what_is_loaded() -> None:
+    assert "textual" in loaded_by("kvtop.tui.app")

@@ -1,0 +1,372 @@
+"""The live screen under a user's hands: keys, selection, dialogs, sizes, hostile text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from rich.cells import cell_len
+from tui_fakes import FakeSession, app_with, recorded, screen_lines, screen_text, settled
+
+from kvtop.engine.events import (
+    BlockRow,
+    Keyframe,
+    Notice,
+    Pause,
+    Paused,
+    Resume,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    SequenceRow,
+    Step,
+)
+from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, help_text
+from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.line_table import LineTable
+
+MANIFEST = {"model": "tiny", "device": "cpu", "policy": "fcfs", "executor": "torch", "clock": "real", "max_num_seqs": 8}
+
+
+def started(**manifest) -> RunStarted:
+    return RunStarted(run_id="r", manifest={**MANIFEST, **manifest})
+
+
+def sequence(name: str, state: str, table: list[int], reason: str = "", blocker: str = "") -> SequenceRow:
+    return SequenceRow(name, name, state, 40, 41, 40, 100, 16, 0, table, reason, blocker, 0, 0, None, None)
+
+
+def used(block: int, refcount: int, filled: int = 16, key: int | None = 0xABCD1234) -> BlockRow:
+    return BlockRow(block, "used", refcount, filled, key, None, 1, 5, 3, 0)
+
+
+def keyframe(*sequences: SequenceRow, blocks: list[BlockRow] | None = None, num_blocks: int = 64) -> Keyframe:
+    return Keyframe(
+        step=7,
+        t_ns=2_000_000_000,
+        num_blocks=num_blocks,
+        block_size=16,
+        blocks=blocks or [],
+        sequences=list(sequences),
+        totals={},
+    )
+
+
+async def test_space_pauses_then_resumes_and_n_steps_only_while_paused():
+    app = app_with([started(), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        session = app.session
+        assert isinstance(session, FakeSession)
+        await pilot.press("n")
+        assert session.sent == []
+        await pilot.press("space")
+        assert session.sent == [Pause()]
+        await settled(pilot, Paused(t_ns=2_000_000_001))
+        assert "paused" in screen_lines(app)[0]
+        assert "step" in screen_lines(app)[-1]
+        assert "resume" in screen_lines(app)[-1]
+        await pilot.press("n", "p")
+        assert session.sent[1:] == [Step(1), Resume()]
+        await settled(pilot, Resumed(t_ns=2_000_000_002))
+        assert "step" not in screen_lines(app)[-1]
+        assert "pause" in screen_lines(app)[-1]
+
+
+async def test_the_cursor_tells_who_holds_a_block_and_which_positions():
+    blocks = [used(3, 2), used(4, 1, filled=8, key=None)]
+    rows = [sequence("alice", "running", [3, 4]), sequence("bob", "running", [3])]
+    app = app_with([started(), keyframe(*rows, blocks=blocks)])
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settled(pilot)
+        assert "held by nobody" in screen_text(app)
+        await pilot.press("right", "right", "l")
+        await settled(pilot)
+        text = screen_text(app)
+        assert "block 3  shared by 2  tokens 16/16" in text
+        assert "held by alice bob  positions 0-15  published as abcd1234" in text
+        await pilot.press("right")
+        await settled(pilot)
+        text = screen_text(app)
+        assert "block 4  used by 1  tokens 8/16" in text
+        assert "held by alice  positions 16-31  not published" in text
+
+
+async def test_enter_on_a_block_walks_through_its_owners_in_the_table():
+    rows = [sequence("alice", "running", [0]), sequence("bob", "running", [0])]
+    app = app_with([started(), keyframe(*rows, blocks=[used(0, 2)])])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        table = app.screen.query_one(LineTable)
+        for owner in ("alice", "bob", "alice"):
+            await pilot.press("enter")
+            assert table.selected == owner
+
+
+@pytest.mark.parametrize(
+    ("reason", "blocker", "expected"),
+    [
+        ("no_blocks", "", "not enough blocks available"),
+        ("seats", "", "all 8 seats taken"),
+        ("head_of_line", "r9", "behind r9"),
+        ("budget", "", "step's token budget spent"),
+        ("preempting", "r3", "r3 was preempted in this step"),
+        ("pinned", "", "the blocks it needs are pinned"),
+    ],
+)
+async def test_a_waiting_request_says_why_even_at_80_columns(reason, blocker, expected):
+    app = app_with([started(), keyframe(sequence("w", "waiting", [], reason, blocker))])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert expected in screen_text(app)
+
+
+async def test_waiting_for_blocks_shows_need_and_have():
+    app = app_with([started(), keyframe(sequence("w", "waiting", [], "no_blocks"))])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        waiting = app.state.sequences["w"]
+        waiting.need_blocks, waiting.have_blocks = 382, 19
+        await settled(pilot, Notice(t_ns=0, text="x"))
+        assert "needs 382 blocks, 19 available" in screen_text(app)
+
+
+async def test_running_rows_come_before_the_queue():
+    rows = [sequence("late", "waiting", [], "seats"), sequence("early", "running", [0])]
+    app = app_with([started(), keyframe(*rows, blocks=[used(0, 1)])])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert app.screen.query_one(LineTable).ids == ["early", "late"]
+
+
+async def test_selection_follows_the_request_and_moves_on_when_it_is_gone():
+    rows = [sequence(name, "running", []) for name in ("a", "b", "c")]
+    app = app_with([started(), keyframe(*rows)])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        table = app.screen.query_one(LineTable)
+        await pilot.press("tab", "down")
+        assert table.selected == "b"
+        await settled(pilot, keyframe(*reversed(rows)))
+        assert table.selected == "b"
+        await settled(pilot, keyframe(rows[0], rows[2]))
+        assert table.selected == "c"
+
+
+async def test_the_cursor_stays_on_its_block_when_the_size_changes_the_density():
+    app = app_with([started(), keyframe(num_blocks=5000)])
+    async with app.run_test(size=(200, 50)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        block_map.move_to(4321)
+        before = block_map.grid.density
+        await pilot.resize_terminal(80, 24)
+        await settled(pilot)
+        assert block_map.grid.density > before
+        assert block_map.cursor == 4321
+
+
+async def test_d_shows_one_block_a_cell_and_scrolls_to_the_cursor():
+    app = app_with([started(), keyframe(num_blocks=5000)])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        assert f"1 cell = {block_map.grid.density} blocks" in screen_text(app)
+        await pilot.press("d", "end")
+        await settled(pilot)
+        assert block_map.grid.density == 1
+        assert "block 4,999" in screen_text(app)
+        assert f"of {block_map.grid.num_rows}" in screen_text(app)
+        await pilot.press("home", "pagedown", "up", "pageup")
+        assert block_map.cursor == 0
+
+
+async def test_help_scrolls_at_80x24_and_says_every_definition():
+    app = app_with([started()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("question_mark")
+        await settled(pilot)
+        assert isinstance(app.screen, HelpScreen)
+        seen = set()
+        for _ in range(12):
+            seen.update(line.strip(" │") for line in screen_lines(app))
+            await pilot.press("pagedown")
+            await settled(pilot)
+        for line in help_text([]).splitlines():
+            assert line.strip() in {s.strip() for s in seen} or any(line.strip() in s for s in seen), line
+        await pilot.press("q")
+        assert not isinstance(app.screen, HelpScreen)
+        assert app.is_running
+
+
+def test_no_line_of_the_help_is_wider_than_an_80_column_dialog():
+    assert max(map(cell_len, help_text([]).splitlines())) <= 75
+
+
+async def test_a_failed_run_shows_its_traceback_stays_and_exits_with_its_code():
+    end = RunEnded(t_ns=9, status="failed", error="boom", traceback="Traceback:\n  ValueError: [/] boom", exit_code=1)
+    app = app_with([started(), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot, end)
+        assert isinstance(app.screen, FailureScreen)
+        text = screen_text(app)
+        assert "The engine failed: boom" in text
+        assert "ValueError: [/] boom" in text
+        await pilot.press("escape")
+        await settled(pilot)
+        assert "failed" in screen_lines(app)[0]
+        assert "boom" in screen_lines(app)[1]
+        await pilot.press("e")
+        assert isinstance(app.screen, FailureScreen)
+        await pilot.press("q")
+    assert app.return_code == 1
+
+
+@pytest.mark.parametrize("status", ["complete", "interrupted"])
+async def test_a_run_that_ended_says_so_and_exits_with_0(status):
+    app = app_with([started(), keyframe(), RunEnded(t_ns=9, status=status)])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert status in screen_lines(app)[0]
+        assert "pause" not in screen_lines(app)[-1]
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_a_session_that_cannot_be_read_is_a_failed_run_not_a_crash():
+    app = app_with([started()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        app.session.poll = broken_poll
+        app.tick()
+        await settled(pilot)
+        assert "cannot follow the run: OSError: pipe" in screen_text(app)
+    assert app.run_exit_code() == 1
+
+
+def broken_poll(timeout_s: float = 0.0):
+    raise OSError("pipe")
+
+
+async def test_one_ctrl_c_warns_and_the_second_quits():
+    app = app_with([started()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+c")
+        assert app.is_running
+        assert app.return_code is None
+        await pilot.press("ctrl+c")
+    assert app.return_code == 130
+
+
+HOSTILE = ["[/]", "[red]x", "\x1b]0;x\x07", "a\x9bb\rc\nd", "\u202eabc\u200b", "模型名字", "e\u0301👩\u200d👩\ufe0f", "x" * 300]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("size", [(80, 24), (131, 41)])
+async def test_hostile_names_are_shown_literally_and_never_break_a_line(name, size):
+    manifest = {"model": name, "workload": name, "policy": name, "device": name}
+    rows = [sequence(name, "running", [0]), sequence(f"w{name}", "waiting", [], "head_of_line", name)]
+    app = app_with([started(**manifest), Notice(t_ns=0, text=name), keyframe(*rows, blocks=[used(0, 1)])])
+    async with app.run_test(size=size) as pilot:
+        await settled(pilot)
+        lines = screen_lines(app)
+    assert all(cell_len(line) == size[0] for line in lines)
+    assert not {c for line in lines for c in line} & set("\x1b\x07\x9b\r\n\u202e\u200b\u200d\ufe0f")
+    if name.isprintable() and len(name) < 20:
+        assert name in lines[0]
+
+
+async def test_no_size_raises_and_every_row_is_full():
+    rng = random.Random(3)
+    app = app_with(recorded())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        for i in range(60):
+            width, height = rng.randint(1, 200), rng.randint(1, 60)
+            await pilot.resize_terminal(width, height)
+            await pilot.press(rng.choice(["down", "end", "d", "z", "tab", "pageup", "enter", "question_mark", "escape"]))
+            await pilot.pause()
+            lines = screen_lines(app)
+            assert len(lines) == height, i
+            assert all(cell_len(line) == width for line in lines), (i, width, height)
+
+
+@pytest.mark.parametrize("size", [(59, 40), (200, 15), (30, 3)])
+async def test_a_screen_too_small_says_what_it_needs(size):
+    app = app_with([started(), keyframe(sequence("a", "running", []))])
+    async with app.run_test(size=size) as pilot:
+        await settled(pilot)
+        text = screen_text(app)
+        assert "running step 7" in text
+        assert "1 request running, 0 waiting" in text
+        assert "terminal too small, need 60x16"[: size[0] - 1] in text
+        await pilot.resize_terminal(60, 16)
+        await settled(pilot)
+        assert "Blocks" in screen_text(app)
+
+
+async def test_loading_shows_a_progress_bar_and_no_keys_of_a_running_engine():
+    app = app_with([Notice(t_ns=0, text="converting the model", progress=0.42)])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        first, second, *_, footer = screen_lines(app)
+        assert "loading" in first
+        assert "42 %  converting the model" in second
+        assert "pause" not in footer
+
+
+async def test_simulated_runs_and_virtual_time_are_marked():
+    app = app_with([started(executor="null", clock="virtual"), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert "SIMULATED" in screen_text(app)
+        assert "VIRTUAL TIME" in screen_text(app)
+    app = app_with([started(), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        assert "SIMULATED" not in screen_text(app)
+        assert "real time" in screen_text(app)
+
+
+async def test_missing_numbers_say_so_instead_of_showing_zero():
+    app = app_with([started(), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        text = screen_text(app)
+        assert "no lookups yet" in text
+        assert text.count("no samples yet") == 2
+        assert "prefill     - tok/s" in text
+
+
+async def test_ascii_draws_nothing_else():
+    app = app_with(recorded(), ascii=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert screen_text(app).isascii()
+        await pilot.press("question_mark")
+        await settled(pilot)
+        assert screen_text(app).isascii()
+
+
+async def test_without_colour_nothing_is_coloured_and_the_cursor_still_shows(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = app_with(recorded())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        block_map = app.screen.query_one(BlockMap)
+        strips = app.screen._compositor.render_strips()
+        filtered = [segment for strip in strips for segment in _filtered(app, strip)]
+        assert all(s.style is None or s.style.color is None or s.style.color.is_default for s in filtered)
+        cursor = block_map.render_line(0)
+        assert any(s.style and s.style.reverse for s in cursor)
+
+
+def _filtered(app, strip):
+    from textual.color import Color
+
+    segments = list(strip)
+    for line_filter in app._filters:
+        if line_filter.enabled:
+            segments = line_filter.apply(segments, Color.parse("#000000"))
+    return segments

@@ -1,0 +1,66 @@
+"""The screen as a picture, from the recorded run. ``pytest tests/tui/test_tui_snapshots.py --snapshot-update`` accepts
+what it looks like now; look at it first."""
+
+from __future__ import annotations
+
+import pytest
+from tui_fakes import app_with, recorded, settled
+
+from kvtop.engine.events import Paused, RunEnded
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "engine/engine.py", line 131, in step
+    result = self.executor.execute(plan)
+RuntimeError: out of memory: tried to allocate 512 MiB"""
+
+
+@pytest.fixture(autouse=True)
+def _no_colour_variables(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_live(snap_compare, size):
+    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=settled)
+
+
+def test_paused_with_a_request_selected(snap_compare):
+    async def before(pilot):
+        await settled(pilot, Paused(t_ns=15_438_000_000))
+        await pilot.press("tab", "down", "down")
+        await settled(pilot)
+
+    assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)
+
+
+def test_requests_zoomed(snap_compare):
+    async def before(pilot):
+        await settled(pilot)
+        await pilot.press("tab", "z", "pagedown")
+        await settled(pilot)
+
+    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+
+
+def test_help(snap_compare):
+    async def before(pilot):
+        await settled(pilot)
+        await pilot.press("question_mark")
+        await settled(pilot)
+
+    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+
+
+def test_failed(snap_compare):
+    end = RunEnded(t_ns=15_438_000_000, status="failed", error="RuntimeError: out of memory", traceback=TRACEBACK)
+    assert snap_compare(app_with([*recorded(), end]), terminal_size=(80, 24), run_before=settled)
+
+
+def test_ascii(snap_compare):
+    assert snap_compare(app_with(recorded(), ascii=True), terminal_size=(80, 24), run_before=settled)
+
+
+def test_no_colour(snap_compare, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=settled)

@@ -1,0 +1,135 @@
+"""Small parts: text, numbers, charts, the grid."""
+
+from __future__ import annotations
+
+import random
+import re
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from kvtop.state.model import PoolState, Samples
+from kvtop.tui.frame import Sharing
+from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
+from kvtop.tui.stats import CachedSummary, slots
+from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
+from kvtop.tui.widgets.block_map import lay_out
+
+
+@given(st.text(max_size=40), st.integers(0, 30))
+def test_any_text_fits_exactly_and_cannot_steer_the_terminal(text, width):
+    shown = clean(text)
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufe0f\ufeff]", shown)
+    assert cell_len(fit(shown, width)) == width
+    assert cell_len(to_ascii(shown)) == len(to_ascii(shown))
+
+
+@pytest.mark.parametrize(
+    ("ns", "shown"),
+    [
+        (None, "-"), (0, "0 ns"), (999, "999 ns"), (85_240, "85.2 µs"), (999_700, "1.00 ms"), (182_400_000, "182 ms"),
+        (1_414_000_000, "1.41 s"), (99_949_000_000, "99.9 s"), (99_960_000_000, "1m40s"), (10_920_000_000_000, "3h02m"),
+    ],
+)  # fmt: skip
+def test_durations_have_three_digits_and_their_unit(ns, shown):
+    assert duration(ns) == shown
+
+
+@given(st.integers(0, 10**14))
+def test_no_duration_or_count_outgrows_its_column(ns):
+    assert len(duration(ns)) <= 7
+    assert len(short(ns)) <= 5
+    assert len(seconds(min(ns, 10**13 * 3))) <= 6
+
+
+def test_short_counts():
+    assert [short(n) for n in (0, 999, 1000, 12_345, 123_456, 1_234_567)] == ["0", "999", "1.0k", "12.3k", "123k", "1.2M"]
+
+
+def test_run_time_reads_as_a_clock():
+    assert clock(3_723_000_000_000) == "1:02:03"
+
+
+def test_a_share_is_never_rounded_to_all_or_nothing():
+    assert percent(0, 0) == "-"
+    assert percent(0, 7) == "0.0 %"
+    assert percent(1, 100_000) == "<0.1 %"
+    assert percent(99_999, 100_000) == ">99.9 %"
+    assert percent(7, 7) == "100 %"
+
+
+def test_a_list_that_does_not_fit_says_how_many_are_left_out():
+    assert join_fitting(["r1", "r2", "r3"], 20) == "r1 r2 r3"
+    assert join_fitting(["r1", "r2", "r3", "r4"], 9) == "r1 r2 +2"
+
+
+def test_charts_are_eighths_and_show_the_smallest_value():
+    assert bar_chart([0, 1, 800, 400], 5) == ["  ▁█▄"]
+    assert bar_chart([8, 16], 2, height=2) == [" █", "██"]
+    assert bar_chart([5], 3, top=10) == ["  ▄"]
+    assert bar_chart([], 3) == ["   "]
+
+
+def test_slots_hold_the_mean_of_their_stretch_of_time():
+    samples = Samples()
+    for t_s, value in ((1, 10), (1.5, 30), (3.2, 7)):
+        samples.add(int(t_s * 1e9), value)
+    assert slots(samples.points, int(3.9e9), 4, span_ns=4_000_000_000) == [0.0, 20.0, 0.0, 7.0]
+
+
+def test_a_summary_interpolates_and_follows_new_samples():
+    samples, summary = Samples(), CachedSummary()
+    assert summary.update(samples).p50 is None
+    for i in range(1, 101):
+        samples.add(i, i)
+    found = summary.update(samples)
+    assert (found.n, found.p50, found.p99) == (100, 50.5, pytest.approx(99.01))
+
+
+@given(st.integers(0, 200_000), st.integers(1, 200), st.integers(1, 60))
+def test_the_grid_shows_every_block(num_blocks, width, height):
+    grid = lay_out(num_blocks, width, height)
+    assert grid.num_rows <= height
+    assert grid.num_rows * grid.blocks_a_row >= num_blocks
+    assert grid.gutter + grid.columns * grid.pitch <= width
+    assert grid.density == 1 or lay_out(num_blocks, width, height, 1).num_rows > height
+
+
+def test_shared_blocks_are_counted_from_the_dirty_ones_alone():
+    pool = PoolState.empty(50, 16)
+    sharing, rng = Sharing(), random.Random(1)
+    for _ in range(30):
+        pool.dirty.clear()
+        for _ in range(5):
+            block = rng.randrange(50)
+            pool.refcount[block] = rng.randrange(5)
+            pool.dirty.add(block)
+        sharing.update(pool)
+        assert sharing.num_shared == sum(1 for n in pool.refcount if n > 1)
+        assert sharing.saved == sum(n - 1 for n in pool.refcount if n > 1)
+    other = PoolState.empty(4, 16)
+    other.refcount = array("q", [3, 0, 2, 1])
+    sharing.update(other)
+    assert (sharing.num_shared, sharing.saved) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, False),
+        ({"LANG": "en_US.UTF-8"}, True),
+        ({"LC_CTYPE": "C.utf8"}, True),
+        ({"LANG": "de_DE.ISO-8859-1"}, False),
+        ({"LANG": "xx.nonsense"}, False),
+        ({}, False),
+    ],
+)
+def test_the_locale_decides_about_glyphs(monkeypatch, environment, expected):
+    for key in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert locale_is_utf8() is expected

@@ -1,0 +1,69 @@
+"""A session fed from lists of events, and ways to look at the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import make_frames
+from textual.pilot import Pilot
+
+from kvtop.engine.events import Command, Event
+from kvtop.results.recording import read_frames
+from kvtop.tui.app import KvtopApp
+
+
+class FakeSession:
+    """Hands out ``events`` at the next poll; keeps what was sent."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events = list(events)
+        self.sent: list[Command] = []
+        self.started = self.stopped = self.ended = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def poll(self, timeout_s: float = 0.0) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        self.stopped = True
+
+
+@cache
+def recorded() -> tuple[Event, ...]:
+    """The events of the recorded run, in order."""
+    return tuple(event for events in read_frames(make_frames.PATH) for event in events)
+
+
+def app_with(events: Iterable[Event] = (), **options) -> KvtopApp:
+    """An application over a fake session that polls fast."""
+    return KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), **options)
+
+
+async def settled(pilot: Pilot, *events: Event) -> None:
+    """Wait until everything, ``events`` included, has been folded and drawn."""
+    app = pilot.app
+    assert isinstance(app, KvtopApp)
+    session = app.session
+    assert isinstance(session, FakeSession)
+    session.events.extend(events)
+    while session.events or app._pending:
+        await pilot.pause(0.01)
+    app.tick()
+    await pilot.pause()
+    await pilot.pause()
+
+
+def screen_lines(app: KvtopApp) -> list[str]:
+    """What is on the screen, a string a row."""
+    return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips()]
+
+
+def screen_text(app: KvtopApp) -> str:
+    return "\n".join(screen_lines(app))
