@@ -193,7 +193,7 @@ class Accountant:
             self.scheduler.waiting.remove(seq)
             if seq.t_preempted_ns is not None:
                 seq.preempted_ns += now_ns - seq.t_preempted_ns
-        self.allocator.release(seq)
+        self.allocator.end(seq)
         seq.state, seq.finish_reason, seq.t_done_ns = RequestState.FINISHED, reason, now_ns
         if reason is FinishReason.ABORTED:
             self.recorder.decide(("aborted", seq.seq_id, seq.num_output))

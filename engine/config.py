@@ -10,6 +10,8 @@ from kvtop.engine.errors import ConfigError, UnknownName
 
 ALLOCATORS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
+PREEMPTION_MODES = ("recompute", "swap")
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and policies of one engine. Counts are blocks, tokens or sequences as the names say.
@@ -31,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction: str = "lru"
     allocator: str = "paged"
     preemption: str = "recompute"
+    host_blocks: int = 0  # blocks in host memory, for preemption by swap
     prefix_caching: bool | None = None  # None: on with paged, off with contiguous allocators
     chunked_prefill: bool = True
     reserve_blocks: int = 0  # kept free at admission while something runs
@@ -48,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_num_seqs", 1),
             ("max_batched_tokens", 1),
             ("reserve_blocks", 0),
+            ("host_blocks", 0),
             ("deferred_free_steps", 0),
             ("keep_finished", 0),
             ("ghost_entries", 0),
@@ -61,8 +65,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.allocator not in ALLOCATORS:
             raise UnknownName("allocator", self.allocator, ALLOCATORS)
-        if self.preemption != "recompute":
-            raise UnknownName("preemption mode", self.preemption, ("recompute",))
+        if self.preemption not in PREEMPTION_MODES:
+            raise UnknownName("preemption mode", self.preemption, PREEMPTION_MODES)
+        if self.preemption == "swap" and not self.host_blocks:
+            raise ConfigError("preemption by swap needs host_blocks >= 1, it is 0")
+        if self.host_blocks and self.preemption != "swap":
+            raise ConfigError(f"host_blocks is {self.host_blocks}, but preemption by {self.preemption} never uses them")
         if self.kv_groups != 1:
             raise ConfigError(f"kv_groups is {self.kv_groups}, only 1 is supported so far")
         if self.allocator != "paged" and self.prefix_caching:

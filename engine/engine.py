@@ -194,7 +194,7 @@ class Engine:
                 result = self.executor.execute(plan)
             finally:
                 self._in_flight = False
-            self.allocator.copies = []
+            self.allocator.executed()
             if self.clock.virtual:
                 self.clock.advance(result.device_ns)
             self.accountant.account(plan, result, out, self.clock.now_ns())

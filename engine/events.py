@@ -32,7 +32,7 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "chunk": ("request_id", "num_tokens", "age_steps"),  # tokens computed; age_steps holds the start position
     "first_token": ("request_id",),
     "preempted": ("request_id", "reason", "other", "num_tokens", "need_blocks"),
-    # ^ who needed the room, computed tokens thrown away, blocks given back
+    # ^ who needed the room, computed tokens thrown away (0 after swap_out), blocks given back
     "finished": ("request_id", "reason", "num_tokens"),  # output tokens
     "aborted": ("request_id", "num_tokens"),
     # blocks --------------------------------------------------------------------------------------------------
@@ -44,6 +44,8 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "publish": ("request_id", "group", "block", "block_key", "parent_key"),
     "unpublish": ("group", "block", "block_key", "reason"),  # by a reset; not an eviction
     "evict": ("request_id", "group", "block", "block_key", "parent_key", "age_steps", "idle_steps", "uses"),
+    "swap_out": ("request_id", "group", "block", "other"),  # other: the host block
+    "swap_in": ("request_id", "group", "block", "other"),
     "pin": ("group", "block"),
     "unpin": ("group", "block"),
     "cleared": ("reason",),  # done or partial

@@ -64,7 +64,7 @@ class Scheduler:
                 budget = self._admit(plan, budget, now_ns)
             else:
                 budget = self._schedule_running(self._in_phase(phase), plan, budget, now_ns)
-        plan.copies = self.allocator.copies
+        self.allocator.fill(plan)
         return plan
 
     def _in_phase(self, phase: str) -> list[Sequence]:
@@ -214,14 +214,15 @@ class Scheduler:
         return max(behind, key=lambda s: self._victim_key(s, self._context))
 
     def _preempt(self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int) -> int:
-        """Recompute later: throw the victim's blocks away. Returns the budget of a chunk it had in this plan."""
+        """Take the victim's blocks away (recompute or swap). Returns the budget of a chunk it had in this plan."""
         given_back = 0
         for index, chunk in enumerate(plan.chunks):
             if chunk.sequence is victim:
                 given_back = plan.chunks.pop(index).count
                 break
-        self.allocator.drop_copies(victim)
-        lost, blocks = victim.num_computed, len(victim.block_table)
+        blocks = len(victim.block_table)
+        lost = 0 if self.allocator.swap_out(victim) else victim.num_computed
+        self.allocator.drop_moves(victim)
         self.recorder.decide(("preempted", victim.seq_id, WaitReason.NO_BLOCKS.value, needy.seq_id, lost, blocks))
         self.allocator.release(victim)
         self.running.remove(victim)

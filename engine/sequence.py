@@ -59,6 +59,8 @@ class Sequence:
     state: RequestState = RequestState.WAITING
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)  # host blocks of the first ``num_swapped`` tokens
+    num_swapped: int = 0
     promised: int = 0  # blocks promised at admission and not allocated yet
     # Prefix keys, one a whole block, each computed once however often the sequence is retried.
     keys: list[int] = field(default_factory=list)
@@ -77,6 +79,8 @@ class Sequence:
     t_done_ns: int | None = None
     itl_max_ns: int | None = None
     peak_blocks: int = 0
+    saved_blocks: int = 0  # table entries it did not need a block of its own for: hits in use, forks, less copies
+    peak_saved: int = 0
     wait_reason: WaitReason | None = None
     wait_blocker: str | None = None
     wait_since_step: int = 0

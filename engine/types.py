@@ -175,11 +175,17 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """What one step computes: block copies first (source, destination), then the chunks. Falsy when empty."""
+    """What one step computes. Falsy when it has no chunks.
+
+    In this order: ``swap_out`` (block, host block), ``copies`` (source, destination), ``swap_in`` (host block, block),
+    then the chunks.
+    """
 
     step: int
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.chunks)
@@ -221,7 +227,7 @@ class Executor(Protocol):
     eos_token_ids: tuple[int, ...]
 
     def execute(self, plan: Plan) -> ExecuteResult:
-        """Apply ``plan.copies`` in order, compute every chunk, sample where ``num_samples > 0``.
+        """Move and copy blocks in the plan's order, compute every chunk, sample where ``num_samples > 0``.
 
         Chunk ``c`` writes K and V of positions ``start .. start+count-1`` into the slots that
         ``c.sequence.block_table`` names, and attends to all positions from 0 on. Called once a non-empty step.
@@ -296,6 +302,7 @@ class KVCounters:
     preemptions: int
     evictions: int
     copies: int
+    host_used: int = 0  # host blocks that hold swapped-out sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant)
         preemptions=scheduler.num_preemptions,
         evictions=allocator.num_evictions,
         copies=allocator.num_copies,
+        host_used=allocator.host.num_used if isinstance(allocator, PagedAllocator) else 0,
     )
 
 
@@ -157,7 +158,7 @@ def request_event(request: Request, phase: str, now_ns: int) -> RequestEvent:
         preempted_ns=parked,
         queue_total_ns=max(0, until - request.t_submit_ns) + parked,
         peak_blocks=sum(s.peak_blocks for s in seqs),
-        shared_blocks_saved=0,
+        shared_blocks_saved=sum(s.peak_saved for s in seqs),
         finish_reason=seqs[0].finish_reason.value if seqs and seqs[0].finish_reason else None,
     )
 

@@ -6,6 +6,7 @@ A finished point is never overwritten unasked; an interrupted or failed one is r
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import msgspec
 
 from kvtop.engine.errors import KvtopError, UsageError
 from kvtop.engine.events import Event, Notice, RequestEvent, RunEnded, RunStarted, StepEvent
+from kvtop.results.files import file_error
 from kvtop.results.manifest import MANIFEST_NAME, read_manifest
 from kvtop.results.rundir import prepare_run_dir, run_dir_name
 from kvtop.run.session import RunSession
@@ -66,6 +68,7 @@ class Outcome:
     status: str
     error: str = ""
     warnings: tuple[str, ...] = ()
+    traceback: str = ""  # of the engine's process, when it died of a fault
     exit_code: int = 0  # 2 when the engine's process found something the user can correct
 
 
@@ -124,12 +127,15 @@ def _is_complete(run_dir: Path) -> bool:
 
 def _check_writable(out_dir: Path) -> None:
     """Fail before a model is loaded, not after it has run."""
-    probe = out_dir / ".writable"
+    in_the_way = next((path for path in (out_dir, *out_dir.parents) if path.exists() and not path.is_dir()), None)
+    if in_the_way is not None:
+        raise UsageError(f"{in_the_way}: is a file, expected a directory for the results")
     try:
-        prepare_run_dir(probe)
-    finally:
-        if probe.is_dir():
-            shutil.rmtree(probe, ignore_errors=True)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out_dir) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise UsageError(str(file_error(out_dir, error))) from None
 
 
 def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outcome:
@@ -153,7 +159,9 @@ def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outco
     if run_dir is not None and ended.status != "complete":
         with suppress(OSError):
             run_dir.rmdir()  # only when nothing was written: a model that does not load leaves no trace
-    return Outcome(label, run_dir, ended.status, _one_line(ended.error), tuple(warnings), ended.exit_code)
+    return Outcome(
+        label, run_dir, ended.status, _one_line(ended.error), tuple(warnings), ended.traceback, ended.exit_code
+    )
 
 
 def _follow(session: RunSession, progress: Progress, observe: Observer) -> tuple[RunEnded, list[str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtop.compare_notes import comparison_notes
 from kvtop.engine.errors import KvtopError, UsageError
 from kvtop.stats import mean
 from kvtop.summary import RunSummary, load_run
@@ -203,7 +204,7 @@ def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparis
         raise UsageError(f"not comparable: {'; '.join(conflicts)} (--force compares all the same)")
     columns = _columns(runs)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
-    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, _notes(columns))
+    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, comparison_notes(columns))
 
 
 def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:
@@ -280,47 +281,3 @@ def _part(key: str, value: Any) -> str:
     if key in _SWITCH:
         return f"{_SWITCH[key]}={'on' if value else 'off'}"
     return f"{key}={_short(value)}"
-
-
-def _notes(columns: list[Column]) -> list[str]:
-    notes = []
-    counts = {len(column.runs) for column in columns}
-    if counts == {1}:
-        notes.append(
-            "one replicate each: no interval, a difference may be chance"
-            if len(columns) > 1
-            else "one replicate: no interval"
-        )
-    else:
-        numbers = ", ".join(f"{column.label} {len(column.runs)}" for column in columns)
-        notes.append(f"means over replicates ({numbers}): no interval is computed")
-    runs = [(column, run) for column in columns for run in column.runs]
-    if any(run.manifest.get("clock") == "virtual" for _, run in runs):
-        notes.append("simulated: the clock is virtual, so times say nothing about this machine")
-    for column, run in runs:
-        where = f"{column.label} ({Path(run.path).name})" if len(column.runs) > 1 else column.label
-        notes += [f"{where}: {text}" for text in _run_notes(run)]
-    return notes
-
-
-def _run_notes(run: RunSummary) -> list[str]:
-    notes = []
-    if run.status != "complete":
-        error = run.manifest.get("error")
-        notes.append(f"{run.status}{f' ({error})' if error else ''}, figures cover what was finished")
-    left_out = {status: count for status, count in run.statuses.items() if status != "ok"}
-    if left_out:
-        counted = ", ".join(f"{count} {status}" for status, count in left_out.items())
-        notes.append(f"{counted} of {run.num_requests} requests are not in the latencies")
-    cut = run.statuses.get("cutoff", 0)
-    if run.num_requests and cut / run.num_requests > 0.01:
-        notes.append(
-            f"{cut} of {run.num_requests} requests were cut off by the end of the run: high percentiles are too low"
-        )
-    if run.num_requests and not run.num_ok:
-        notes.append("no request succeeded")
-    if run.num_ok and run.itl.n == 0 and run.tpot.n:
-        notes.append("ITL not reported (no recording beside the tables)")
-    if dropped := run.manifest.get("events_dropped"):
-        notes.append(f"{dropped:,} events were dropped while recording")
-    return notes

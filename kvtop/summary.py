@@ -1,6 +1,8 @@
 """What one recorded run amounts to: latency percentiles, throughput, hit rate, occupancy, from its tables.
 
-Latencies count requests whose status is ``ok``; failed, rejected, aborted and cut-off ones are counted beside them.
+TPOT, E2E and queue time count requests whose status is ``ok``. TTFT and ITL also count what requests cut off by the
+end of the run had emitted by then: it was measured, and leaving it out would favour short answers. Failed, rejected
+and aborted requests enter no latency; all are counted by status.
 Every figure is None where it was not measured.
 """
 
@@ -25,6 +27,7 @@ _REQUEST_COLUMNS = (
     "request_id", "status", "phase", "prompt_tokens", "output_tokens", "t_sched_ns", "t_done_ns", "t_first_token_ns",
     "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "num_preemptions",
 )  # fmt: skip
+_MEASURED = ("ok", "cutoff")  # whose emitted tokens count for TTFT and ITL
 _STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running")
 
 
@@ -84,9 +87,14 @@ def load_run(run_dir: Path) -> RunSummary:
         UsageError: not a run's directory, or a run that is still going.
         KvtopError: a table that cannot be read.
     """
+    import polars as pl
+
     from kvtop.results.load import open_run
 
-    run = open_run(run_dir)
+    try:
+        run = open_run(run_dir)
+    except pl.exceptions.PolarsError as error:  # the tables of a killed run are made here, and the disk may refuse
+        raise KvtopError(f"{run_dir}: its tables cannot be made ({str(error).splitlines()[0]})") from None
     manifest, frames = run.manifest, run.frames_path
     try:
         rows = _rows(run.requests, _REQUEST_COLUMNS).to_dicts()
@@ -108,7 +116,7 @@ def load_run(run_dir: Path) -> RunSummary:
         manifest=manifest,
         status=str(manifest.get("status") or "unknown"),
         statuses=_count(str(row["status"]) for row in rows),
-        ttft=Distribution.of(row["ttft_ns"] for row in ok),
+        ttft=Distribution.of(row["ttft_ns"] for row in rows if row["status"] in _MEASURED),
         itl=gaps,
         tpot=Distribution.of(row["tpot_ns"] for row in ok),
         e2e=Distribution.of(row["e2e_ns"] for row in ok),
@@ -183,10 +191,10 @@ def _busy_part(steps: pl.DataFrame) -> tuple[int, int] | None:
 def _token_measures(
     frames: Path | None, rows: list[dict[str, Any]], busy: tuple[int, int] | None
 ) -> tuple[Distribution, float | None]:
-    """ITL of requests that ended well, and output tokens per second in the busy part; nothing without a recording."""
+    """ITL of requests that did not fail, and output tokens per second in the busy part; nothing without a recording."""
     if frames is None:
         return Distribution(0), None
-    well = {row["request_id"] for row in rows if row["status"] == "ok"}
+    measured = {row["request_id"] for row in rows if row["status"] in _MEASURED}
     gaps: list[float] = []
     last: dict[str, int] = {}
     busy_tokens = 0
@@ -194,7 +202,7 @@ def _token_measures(
         if busy is not None and busy[0] <= t_ns <= busy[1]:
             busy_tokens += num_tokens
         before, last[sequence] = last.get(sequence), t_ns
-        if before is not None and request in well:
+        if before is not None and request in measured:
             # k tokens in one step make k gaps of gap / k: their sum stays last - first
             gaps += [(t_ns - before) / num_tokens] * num_tokens
     return Distribution.of(gaps), None if busy is None else ratio(busy_tokens * _S, busy[1] - busy[0])

@@ -17,7 +17,7 @@ from kvtop.engine.evictors import make_evictor
 from kvtop.engine.prefix_cache import Lookup, PrefixCache
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, Shortage
+from kvtop.engine.types import Eviction, Plan, Shortage
 
 GROUP = 0  # the only KV group so far
 
@@ -69,6 +69,10 @@ class Allocator(ABC):
     def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
         """Give ``child`` the computed tokens of ``parent``; on a Shortage the child has nothing and must wait."""
 
+    def swap_out(self, seq: Sequence) -> bool:
+        """Keep what ``seq`` has computed in host memory. False: not possible now, it will be computed again."""
+        return False
+
     def room(self, seq: Sequence) -> int:
         """Tokens ``seq`` could compute now without taking anything from another sequence."""
         free_slots = len(seq.block_table) * self.block_size - seq.num_computed
@@ -105,11 +109,22 @@ class Allocator(ABC):
         self.promised -= seq.promised
         seq.promised = 0
         seq.block_table = []
-        seq.num_published = 0
-        seq.num_computed = 0
+        seq.num_published = seq.num_computed = seq.saved_blocks = 0
+
+    def end(self, seq: Sequence) -> None:
+        """``seq`` has finished: nothing of it is kept for a return."""
+        self.release(seq)
 
     def is_published(self, block: int) -> bool:
         return False
+
+    def executed(self) -> None:
+        """The step's moves and copies are done."""
+        self.copies = []
+
+    def fill(self, plan: Plan) -> None:
+        """Hand the step's moves and copies to the plan; they stay here until they are done."""
+        plan.copies = self.copies
 
     def begin_step(self, step: int) -> None:
         self.step = step
@@ -134,8 +149,8 @@ class Allocator(ABC):
         self.pool.set_filled(dest, self.pool.filled[source])
         self.recorder.decide(("copy", seq.seq_id, GROUP, dest, source, index * self.block_size))
 
-    def drop_copies(self, seq: Sequence) -> None:
-        """``seq`` is preempted before the step ran: what it asked to be copied is not needed any more."""
+    def drop_moves(self, seq: Sequence) -> None:
+        """``seq`` is preempted before the step ran: what it asked to be copied or moved is not needed any more."""
         table = set(seq.block_table)
         self.copies = [(source, dest) for source, dest in self.copies if dest not in table]
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from kvtop.engine.allocators.base import GROUP, Admission, Allocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import InvariantError
+from kvtop.engine.host_pool import HostPool
 from kvtop.engine.prefix_cache import KeyFn, Lookup, PrefixCache
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, MissReason, ResetResult, Shortage, WaitReason
+from kvtop.engine.types import Eviction, MissReason, Plan, ResetResult, Shortage, WaitReason
 
 
 class PagedAllocator(Allocator):
@@ -26,6 +27,9 @@ class PagedAllocator(Allocator):
         )
         super().__init__(config, recorder, self.cache)
         self.caching = config.caching
+        self.host = HostPool(config.host_blocks)
+        self._swap_out: list[tuple[int, int]] = []  # (block, host block)
+        self._swap_in: list[tuple[Sequence, list[int], list[int]]] = []  # sequence, host blocks, blocks
 
     def is_published(self, block: int) -> bool:
         return self.cache.is_published(block)
@@ -33,14 +37,15 @@ class PagedAllocator(Allocator):
     # -- questions -----------------------------------------------------------------------------------------------
 
     def try_admit(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
+        if seq.host_table:
+            return self._swap_back(seq, budget, running)
         pool = self.pool
         hits = self.cache.match(seq) if self.caching else []
         missing = self.blocks_for(seq.num_tokens) - len(hits)
         idle_hits = {b for b in hits if not pool.refcount[b]}
         # An idle hit stops being evictable, so it costs one block of what is free; a hit in use costs nothing.
         need = missing + len(idle_hits)
-        reserve = self.config.reserve_blocks if running else 0
-        have = pool.num_fresh + pool.num_idle - self.promised - self.hold - reserve
+        have = self._available(running)
         if need > have:
             return Shortage(self._why_short(need, have), need, max(0, have))
         cached = len(hits) * self.block_size
@@ -50,6 +55,8 @@ class PagedAllocator(Allocator):
         if plan is None:
             return Shortage(WaitReason.FAULT if pool.fault else WaitReason.PINNED, need, max(0, have))
         lookup = self._explain(seq, hits, running)
+        seq.saved_blocks = len(hits) - len(idle_hits)
+        seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
         for index, block in enumerate(hits):
             pool.acquire(block, seq.seq_id)
             self.cache.touch(block, self.step)
@@ -107,6 +114,7 @@ class PagedAllocator(Allocator):
             self.pool.acquire(block, child.seq_id)
             child.block_table.append(block)
             self.recorder.decide(("share", child.seq_id, GROUP, block, index * self.block_size, "fork"))
+        child.saved_blocks = child.peak_saved = len(child.block_table)
         child.num_computed = parent.num_computed
         child.num_published = parent.num_published
         child.cache_epoch = parent.cache_epoch
@@ -116,6 +124,58 @@ class PagedAllocator(Allocator):
     def writable(self, block: int) -> bool:
         """Exactly one table holds it, and the tree does not."""
         return self.pool.refcount[block] - self.pool.pins[block] == 1 and not self.cache.is_published(block)
+
+    # -- swapping ------------------------------------------------------------------------------------------------
+
+    def swap_out(self, seq: Sequence) -> bool:
+        for index, (waiting, hosts, _) in enumerate(self._swap_in):
+            if waiting is seq:  # preempted in the step that was to bring it back: its host blocks are still whole
+                del self._swap_in[index]
+                seq.host_table, seq.num_swapped = hosts, seq.num_computed
+                return True
+        blocks = seq.block_table[: self.blocks_for(seq.num_computed)]
+        hosts = self.host.take(len(blocks)) if self.config.preemption == "swap" else None
+        if not hosts:
+            return False
+        pending = {dest: source for source, dest in self.copies}  # not copied yet: the source holds the content
+        for block, host in zip(blocks, hosts, strict=True):
+            self._swap_out.append((pending.get(block, block), host))
+            self.recorder.decide(("swap_out", seq.seq_id, GROUP, block, host))
+        seq.host_table, seq.num_swapped = hosts, seq.num_computed
+        return True
+
+    def _swap_back(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
+        """Admit a swapped-out sequence into new blocks. Its epoch stays: what a reset forgot is not published again."""
+        need, have = self.blocks_for(seq.num_tokens), self._available(running)
+        if need > have:
+            return Shortage(self._why_short(need, have), need, max(0, have))
+        count = min(seq.num_tokens - seq.num_swapped, budget)
+        first = self.blocks_for(seq.num_swapped + count)
+        plan = self.pool.plan(first)
+        if plan is None:
+            return Shortage(WaitReason.FAULT if self.pool.fault else WaitReason.PINNED, need, max(0, have))
+        self._evict_and_take(plan, seq)
+        back = seq.block_table[: len(seq.host_table)]
+        for index, (block, host) in enumerate(zip(back, seq.host_table, strict=True)):
+            self.pool.set_filled(block, min(self.block_size, seq.num_swapped - index * self.block_size))
+            self.recorder.decide(("swap_in", seq.seq_id, GROUP, block, host))
+        self._swap_in.append((seq, seq.host_table, back))
+        cached, seq.host_table, seq.num_swapped = seq.num_swapped, [], 0
+        seq.promised = need - first
+        self.promised += seq.promised
+        return Admission(cached, count, need, have, Lookup([], MissReason.LAST_TOKEN))
+
+    def fill(self, plan: Plan) -> None:
+        super().fill(plan)
+        plan.swap_out = self._swap_out
+        plan.swap_in = [pair for _, hosts, blocks in self._swap_in for pair in zip(hosts, blocks, strict=True)]
+
+    def executed(self) -> None:
+        super().executed()
+        self._swap_out = []
+        for _, hosts, _ in self._swap_in:
+            self.host.give(hosts)
+        self._swap_in = []
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -148,6 +208,8 @@ class PagedAllocator(Allocator):
         self.pool.acquire(standing, seq.seq_id)
         self.cache.last_use_step[standing] = self.step
         seq.block_table[index] = standing
+        seq.saved_blocks += 1
+        seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
         self.recorder.decide(("share", seq.seq_id, GROUP, standing, index * self.block_size, "dedup"))
         self.pool.release([own], seq.seq_id, self.is_published, self.step)
         self.recorder.decide(("free", seq.seq_id, GROUP, own, "dedup"))
@@ -156,6 +218,11 @@ class PagedAllocator(Allocator):
         for block in seq.block_table[: seq.num_published]:
             self.cache.last_use_step[block] = self.step
         super().release(seq)
+
+    def end(self, seq: Sequence) -> None:
+        super().end(seq)
+        self.host.give(seq.host_table)
+        seq.host_table, seq.num_swapped = [], 0
 
     def reset(self) -> ResetResult:
         """Forget every prefix. Blocks in use stay with their owners and are never published again."""
@@ -188,6 +255,11 @@ class PagedAllocator(Allocator):
         self.num_evictions += 1
         self.recorder.decide(("evict", cause, GROUP, block, key, parent_key, age, idle, eviction.uses))
 
+    def _available(self, running: list[Sequence]) -> int:
+        """Blocks an admission may count on; the reserve applies only while something runs."""
+        reserve = self.config.reserve_blocks if running else 0
+        return self.pool.num_fresh + self.pool.num_idle - self.promised - self.hold - reserve
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _evict_and_take(self, plan: list[int], seq: Sequence) -> None:
@@ -203,6 +275,7 @@ class PagedAllocator(Allocator):
             self.evict(dest, seq.seq_id)
         self.pool.take([dest], seq.seq_id)
         seq.block_table[index] = dest
+        seq.saved_blocks -= 1
         seq.num_published = min(seq.num_published, index)
         self._copy_block(source, dest, seq, index)
         self.pool.release([source], seq.seq_id, self.is_published, self.step)
@@ -228,6 +301,9 @@ class PagedAllocator(Allocator):
                 raise InvariantError(f"block {block} is published and fresh")
             if not self.cache.is_published(block) and idle_or_used and not self.pool.refcount[block]:
                 raise InvariantError(f"block {block} is idle but not published")
+        held = sum(len(seq.host_table) for seq in sequences) + sum(len(hosts) for _, hosts, _ in self._swap_in)
+        if held != self.host.num_used:
+            raise InvariantError(f"{self.host.num_used} host blocks are used, sequences hold {held}")
         for seq in sequences:
             for block in seq.block_table[: seq.num_published]:
                 # A reset unpublishes under running sequences; their epoch is old then.

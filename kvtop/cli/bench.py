@@ -152,7 +152,7 @@ def report_outcome(place: str, outcome: Outcome) -> bool:
     for warning in outcome.warnings:
         print(f"kvtop: {outcome.label}: {warning}", file=sys.stderr)
     if outcome.status == "failed":
-        print(f"kvtop: {outcome.label}: failed: {outcome.error}", file=sys.stderr)
+        report_failure(outcome, f"{outcome.label}: failed: ")
         return False
     try:
         summary = load_run(outcome.run_dir) if outcome.run_dir is not None else None
@@ -168,6 +168,16 @@ def report_outcome(place: str, outcome: Outcome) -> bool:
     return True
 
 
+def report_failure(outcome: Outcome, before: str = "") -> None:
+    """One line; where the engine's process left a traceback, KVTOP_DEBUG=1 shows it."""
+    from kvtop.cli.main import debugging
+
+    hint = " (KVTOP_DEBUG=1 shows the traceback)" if outcome.traceback and not debugging() else ""
+    print(f"kvtop: {before}{outcome.error}{hint}", file=sys.stderr)
+    if outcome.traceback and debugging():
+        print(outcome.traceback, file=sys.stderr)
+
+
 def result_text(summary: RunSummary) -> str:
     """The few figures that fit one line."""
     return (
@@ -178,10 +188,11 @@ def result_text(summary: RunSummary) -> str:
 
 
 def print_comparison(run_dirs: Sequence[Path]) -> None:
-    """One table a workload of the runs that left tables; nothing when none did."""
+    """One table a workload of the runs that left tables, without those interrupted before anything was finished."""
     from kvtop.cli.comparison import render
     from kvtop.compare import compare_by_workload, load_readable
 
     runs, _ = load_readable(run_dirs)
-    for comparison in compare_by_workload(runs, force=True):
+    shown = [run for run in runs if run.num_ok or run.status != "interrupted"]
+    for comparison in compare_by_workload(shown, force=True):
         print(f"\n{render(comparison)}")

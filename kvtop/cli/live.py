@@ -84,7 +84,7 @@ def _run_and_report(spec: RunSpec) -> int:
     import sys
 
     from kvtop.bench import run_point
-    from kvtop.cli.bench import EXIT_INTERRUPTED, print_comparison, progress_text
+    from kvtop.cli.bench import EXIT_INTERRUPTED, print_comparison, progress_text, report_failure
 
     line = ProgressLine()
     code = 0
@@ -99,7 +99,7 @@ def _run_and_report(spec: RunSpec) -> int:
         for warning in outcome.warnings:
             print(f"kvtop: {warning}", file=sys.stderr)
         if outcome.status == "failed":
-            print(f"kvtop: {outcome.error}", file=sys.stderr)
+            report_failure(outcome)
     line.clear()
     print_comparison([Path(spec.run_dir or "")])
     return code

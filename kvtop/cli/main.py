@@ -22,7 +22,6 @@ ABOUT = "htop for the KV cache: see every block, explain every decision, compare
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvtop with ``argv`` (default: the process's arguments) and return the exit code. Never raises a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = os.environ.get("KVTOP_DEBUG", "") not in ("", "0")
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -34,9 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
-        if debug:
+        if debugging():
             raise
         return _report(error)
+
+
+def debugging() -> bool:
+    """Whether the user asked for tracebacks (KVTOP_DEBUG)."""
+    return os.environ.get("KVTOP_DEBUG", "") not in ("", "0")
 
 
 def _dispatch(words: list[str]) -> int:

@@ -30,7 +30,7 @@ def run_dir_name(spec: RunSpec) -> str:
         parts.append(f"r{spec.replicate}")
     plain = msgspec.to_builtins(msgspec.structs.replace(spec, run_dir=None, start_paused=False))
     parts.append(content_hash(plain, 8))
-    return "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", part).strip("_") or "x" for part in parts)
+    return "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", part).strip("_.-") or "x" for part in parts)
 
 
 def prepare_run_dir(run_dir: str | os.PathLike[str]) -> Path:

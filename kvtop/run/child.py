@@ -83,7 +83,6 @@ class _Child:
         spec = self.spec
         built, workload, info = self._load()
         engine = built.engine
-        engine.clock.pause()  # the run begins with the loop
         self.outlet.lossless = engine.clock.virtual
         manifest = build_manifest(
             spec,
@@ -110,7 +109,7 @@ class _Child:
         return end
 
     def _load(self) -> tuple[Any, Any, dict[str, Any]]:
-        from kvtop.engine.clock import VirtualClock
+        from kvtop.engine.clock import RealClock, VirtualClock
         from kvtop.engine.worker import build_engine
         from kvtop.workloads.load import load_workload
 
@@ -133,10 +132,12 @@ class _Child:
         workload = load_workload(
             spec.workload, vocab_size=built.vocab_size, max_model_len=built.engine.config.effective_len
         )
-        if spec.virtual_time and not built.engine.clock.virtual:
-            built.engine.clock = VirtualClock()
-        clock = "virtual" if built.engine.clock.virtual else "real"
-        return built, workload, {**built.info, "workload": workload.name, "clock": clock}
+        virtual = spec.virtual_time or built.engine.clock.virtual
+        # A clock of its own, stopped until the loop starts it: loading is nobody's latency.
+        built.engine.clock = VirtualClock() if virtual else RealClock()
+        built.engine.clock.pause()
+        info = {**built.info, "workload": workload.name, "clock": "virtual" if virtual else "real"}
+        return built, workload, info
 
     def _progress(self, text: str, fraction: float | None) -> None:
         if self.inbox.stop_wanted:

@@ -154,14 +154,13 @@ def _unpin(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     _unref(pool, block)
 
 
-def _chunk(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, count, start = decision
-    seq = sequences.get(seq_id)
-    if seq is None:
-        return
-    size, end, table, filled = pool.block_size, start + count, seq.table, pool.filled
+def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
+    """Positions ``start .. end - 1`` of the sequence with this table are written."""
+    size, filled = pool.block_size, pool.filled
     for index in range(start // size, min(-(-end // size), len(table))):
-        block, want = table[index], min(size, end - index * size)
+        block, want = table[index], end - index * size
+        if want > size:
+            want = size
         if filled[block] < want:
             filled[block] = want
             pool.dirty.add(block)
@@ -177,7 +176,6 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
     "evict": _evict,
     "pin": _pin,
     "unpin": _unpin,
-    "chunk": _chunk,
 }
 
 

@@ -22,7 +22,7 @@ from kvtop.engine.events import (
     Stalled,
     StepEvent,
 )
-from kvtop.state.blocks import BLOCK_FOLDS, pool_of, settle
+from kvtop.state.blocks import BLOCK_FOLDS, fill, pool_of, settle
 from kvtop.state.model import RunState, SequenceState
 
 
@@ -46,14 +46,16 @@ def _step(state: RunState, event: StepEvent) -> None:
     state.head_of_line = event.head_of_line
     notes = _StepNotes()
     pool, sequences, step = state.pool, state.sequences, event.step
+    block_fold, request_fold = BLOCK_FOLDS.get, _REQUEST_FOLDS.get
     for decision in event.decisions:
         kind = decision[0]
-        if pool is not None and (fold_block := BLOCK_FOLDS.get(kind)):
-            fold_block(pool, sequences, decision, step)
-        if fold := _REQUEST_FOLDS.get(kind):
+        if fold := block_fold(kind):
+            if pool is not None:
+                fold(pool, sequences, decision, step)
+        elif fold := request_fold(kind):
             fold(state, event, decision, notes)
-    for seq_id, count in event.emitted:
-        _emitted(state, seq_id, count, event.t_done_ns)
+    if event.emitted:
+        _emitted(state, event.emitted, event.t_done_ns)
     for seq_id in notes.ended:  # only now: their last tokens are in ``emitted``
         sequences.pop(seq_id, None)
     for seq in notes.born:
@@ -63,13 +65,15 @@ def _step(state: RunState, event: StepEvent) -> None:
         settle(pool, event.in_transfer_blocks)
     t_ns = event.t_done_ns
     state.log.extend([(step, t_ns, decision) for decision in event.decisions])
-    _count(state.totals, event)
+    _count(state.totals, event, notes)
     _remember(state, event)
 
 
-def _count(totals: dict[str, int], event: StepEvent) -> None:
+def _count(totals: dict[str, int], event: StepEvent, notes: _StepNotes) -> None:
     for name in ("query_tokens", "hit_tokens", "evictions", "preemptions", "copies", "prefill_tokens", "decode_tokens"):
         totals[name] = totals.get(name, 0) + getattr(event, name)
+    _add(totals, "computed_tokens", notes.computed)
+    _add(totals, "recomputed_tokens", notes.recomputed)
     totals["used"], totals["idle"] = event.used_blocks, event.idle_blocks
     totals["fresh"], totals["in_transfer"] = event.fresh_blocks, event.in_transfer_blocks
 
@@ -194,8 +198,10 @@ _EVENT_FOLDS: dict[type[Event], Callable[[RunState, Any], None]] = {
 
 @dataclass(slots=True)
 class _StepNotes:
-    """What must wait until the step's tokens are counted: ids to forget, branches born in it."""
+    """Of one step: ids to forget once its tokens are counted, branches born in it, positions computed."""
 
+    computed: int = 0
+    recomputed: int = 0
     ended: list[str] = field(default_factory=list)
     born: list[SequenceState] = field(default_factory=list)
 
@@ -281,12 +287,17 @@ def _chunk(state: RunState, event: StepEvent, decision: Decision, notes: _StepNo
     seq = state.sequences.get(seq_id)
     if seq is None:
         return
-    end = start + count
-    new = max(0, end - max(start, seq.high_water))
-    seq.num_computed, seq.high_water = end, max(seq.high_water, end)
-    _add(state.totals, "computed_tokens", new)
-    if new < count:
-        _add(state.totals, "recomputed_tokens", count - new)
+    seq.num_computed = end = start + count
+    if start >= seq.high_water:
+        new = count
+    else:
+        new = max(0, end - seq.high_water)
+        notes.recomputed += count - new
+    notes.computed += new
+    if new:
+        seq.high_water = end
+    if state.pool is not None:
+        fill(state.pool, seq.table, start, end)
 
 
 def _first_token(state: RunState, event: StepEvent, decision: Decision, notes: _StepNotes) -> None:
@@ -323,20 +334,25 @@ _REQUEST_FOLDS: dict[str, RequestFold] = {
 }
 
 
-def _emitted(state: RunState, seq_id: str, count: int, t_ns: int) -> None:
-    """``count`` tokens of one sequence at once are ``count`` gaps of an equal share of the time since its last one."""
-    _add(state.totals, "output_tokens", count)
-    seq = state.sequences.get(seq_id)
-    if seq is None:
-        return
-    seq.num_tokens += count
-    if seq.t_last_token_ns is not None:
-        seq.last_itl_ns = gap = (t_ns - seq.t_last_token_ns) // count
-        for _ in range(count):
-            state.itl.add(t_ns, gap)
-    if seq.t_first_token_ns is None:
-        seq.t_first_token_ns = t_ns
-    seq.t_last_token_ns = t_ns
+def _emitted(state: RunState, emitted: list[tuple[str, int]], t_ns: int) -> None:
+    """Tokens of one step. ``count`` tokens of a sequence at once are ``count`` gaps of an equal share of the time."""
+    sequences, gaps, total = state.sequences, state.itl.points, 0
+    for seq_id, count in emitted:
+        total += count
+        seq = sequences.get(seq_id)
+        if seq is None:
+            continue
+        seq.num_tokens += count
+        if seq.t_last_token_ns is not None:
+            seq.last_itl_ns = gap = (t_ns - seq.t_last_token_ns) // count
+            gaps.append((t_ns, gap))
+            if count > 1:
+                gaps.extend([(t_ns, gap)] * (count - 1))
+        elif seq.t_first_token_ns is None:
+            seq.t_first_token_ns = t_ns
+        seq.t_last_token_ns = t_ns
+    state.itl.expire(t_ns)
+    _add(state.totals, "output_tokens", total)
 
 
 def _add(totals: dict[str, int], name: str, count: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -16,9 +18,9 @@ from kvtop.engine.events import Command, Event, Pause, Resume, RunEnded, Step
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
 from kvtop.tui.frame import Frame, Sharing, has_ended
+from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
 from kvtop.tui.screens.live import FrameScreen, LiveScreen
-from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
 from kvtop.tui.theme import THEME
 
@@ -58,7 +60,9 @@ class KvtopApp(App[None]):
     HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-narrow"), (100, "-mid"), (160, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar = [(0, "-short"), (32, "-tall"), (46, "-full")]
     BINDINGS: ClassVar[list] = [
-        Binding("space,p", "pause", "pause", key_display="space", tooltip="(or p) pause the engine; its clock stops too"),
+        Binding(
+            "space,p", "pause", "pause", key_display="space", tooltip="(or p) pause the engine; its clock stops too"
+        ),
         Binding("space,p", "resume", "resume", key_display="space", tooltip="(or p) let a paused engine go on"),
         Binding("n", "step", "step", tooltip="one engine step, while paused"),
         Binding("e", "failure", "error", tooltip="the error and traceback of a failed run"),
@@ -92,6 +96,7 @@ class KvtopApp(App[None]):
         self.theme = THEME.name
 
     def on_mount(self) -> None:
+        self.set_class(self.ascii, "-ascii")
         if self._signals:
             exit_on_signals(self)
         self.push_screen(LiveScreen())
@@ -193,7 +198,6 @@ class KvtopApp(App[None]):
         if now - self._last_ctrl_c <= CTRL_C_WINDOW_S:
             self.exit(return_code=130)
             return
-        self._signals = signals
         self._last_ctrl_c = now
         self.notify("Ctrl+C again (or q) to quit", timeout=CTRL_C_WINDOW_S)
 
@@ -221,5 +225,16 @@ def run_app(session: StartableSession, *, ascii: bool = False, mouse: bool = Tru
             app = KvtopApp(session, ascii=ascii or not locale_is_utf8(), hz=hz, native=native, signals=True)
             app.run(mouse=mouse)
     finally:
-        session.stop(STOP_TIMEOUT_S)
+        _stop(session)
     return app.return_code or 0
+
+
+def _stop(session: Session) -> None:
+    """End the session; say so when it takes a while (the engine ends the step it is in)."""
+    notice = threading.Timer(0.5, lambda: print("kvtop: stopping the engine ...", file=sys.stderr))
+    notice.daemon = True
+    notice.start()
+    try:
+        session.stop(STOP_TIMEOUT_S)
+    finally:
+        notice.cancel()

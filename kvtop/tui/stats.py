@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from kvtop.state.model import History, Samples
 from kvtop.stats import percentile
-from kvtop.state.model import LATENCY_WINDOW_NS, History, Samples
 
 RATE_WINDOW_NS = 5_000_000_000
+SLOT_NS = 1_000_000_000  # a column of a chart
 
 
 @dataclass(slots=True)
@@ -45,13 +46,23 @@ class CachedSummary:
         return self.value
 
 
-def slots(points: deque[tuple[int, int]], now_ns: int, num_slots: int, span_ns: int = LATENCY_WINDOW_NS) -> list[float]:
-    """The mean value in each of ``num_slots`` equal stretches of the last ``span_ns``, oldest first; 0 where empty."""
-    sums, counts = [0.0] * num_slots, [0] * num_slots
-    width = max(1, -(-span_ns // max(1, num_slots)))
-    last = now_ns // width  # aligned to the clock, so that a bar stays what it is while time passes
+class _Slots:
+    """Stretches of ``SLOT_NS``, aligned to the clock so that a bar stays what it is while time passes."""
+
+    def __init__(self, now_ns: int, num_slots: int) -> None:
+        self.first = now_ns // SLOT_NS - num_slots + 1
+        self.num_slots = num_slots
+
+    def of(self, t_ns: int) -> int:
+        """Index of the slot that holds ``t_ns``, the newest last; negative before the first."""
+        return t_ns // SLOT_NS - self.first
+
+
+def means(points: deque[tuple[int, int]], now_ns: int, num_slots: int) -> list[float]:
+    """The mean value in each of the last ``num_slots`` seconds, oldest first; 0 where there is none."""
+    sums, counts, slots = [0.0] * num_slots, [0] * num_slots, _Slots(now_ns, num_slots)
     for t_ns, value in reversed(points):
-        slot = num_slots - 1 - (last - t_ns // width)
+        slot = slots.of(t_ns)
         if slot < 0:
             break
         if slot < num_slots:
@@ -60,38 +71,31 @@ def slots(points: deque[tuple[int, int]], now_ns: int, num_slots: int, span_ns: 
     return [s / c if c else 0.0 for s, c in zip(sums, counts, strict=True)]
 
 
-def rates(
-    history: History, column: deque[int], now_ns: int, num_slots: int, span_ns: int = LATENCY_WINDOW_NS
-) -> list[float]:
-    """``column`` summed in each of ``num_slots`` equal stretches of the last ``span_ns``, per second, oldest first."""
-    sums = [0.0] * num_slots
-    width = max(1, -(-span_ns // max(1, num_slots)))
-    last = now_ns // width
+def rates(history: History, column: deque[int], now_ns: int, num_slots: int) -> list[float]:
+    """``column`` summed in each of the last ``num_slots`` seconds, oldest first."""
+    sums, slots = [0.0] * num_slots, _Slots(now_ns, num_slots)
     for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        slot = num_slots - 1 - (last - t_ns // width)
+        slot = slots.of(t_ns)
         if slot < 0:
             break
         if slot < num_slots:
             sums[slot] += value
-    return [s * 1e9 / width for s in sums]
+    return sums
 
 
-def levels(history: History, column: deque[int], now_ns: int, num_slots: int, span_ns: int) -> list[float]:
-    """The last value of ``column`` in each stretch of time, carried on where no step fell, oldest first."""
-    out: list[float | None] = [None] * num_slots
-    width = max(1, -(-span_ns // max(1, num_slots)))
-    last = now_ns // width
-    before: float = 0.0
+def levels(history: History, column: deque[int], now_ns: int, num_slots: int) -> list[float]:
+    """The last value of ``column`` in each of the last ``num_slots`` seconds, carried on where no step fell."""
+    found: dict[int, float] = {}
+    before, slots = 0.0, _Slots(now_ns, num_slots)
     for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        slot = num_slots - 1 - (last - t_ns // width)
+        slot = slots.of(t_ns)
         if slot < 0:
             before = value
             break
-        if slot < num_slots and out[slot] is None:
-            out[slot] = value
+        found.setdefault(slot, value)
     filled: list[float] = []
-    for value in out:
-        before = before if value is None else value
+    for slot in range(num_slots):
+        before = found.get(slot, before)
         filled.append(before)
     return filled
 

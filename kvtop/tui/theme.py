@@ -52,7 +52,7 @@ STYLES: dict[str, Style] = {
     "bad": Style(color=_VERMILLION, bold=True),
     "badge": Style(color=_ORANGE, bold=True, reverse=True),
     "selected": Style(bgcolor="#2b3a4d", bold=True),
-    "selectedfocus": Style(reverse=True),
+    "selectedfocus": Style(color="#2a5673", bgcolor="#ffffff", bold=True, reverse=True),
     # blocks
     "fresh": Style(color=_FAINT),
     "idle": Style(color=_SKY),

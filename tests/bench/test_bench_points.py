@@ -94,12 +94,12 @@ def test_the_progress_line_follows_the_events() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("-w default -p fcsf", "unknown policy 'fcsf'; did you mean 'fcfs'?"),
+        ("-w default -p fcsf", "unknown queue policy 'fcsf'; did you mean 'fcfs'?"),
         ("-w default --eviction lruu", "unknown eviction policy 'lruu'; did you mean 'lru'?"),
         ("-w default --allocator pagd", "unknown allocator 'pagd'; did you mean 'paged'?"),
         ("-w defalt", "'defalt'; did you mean 'default'?"),
         ("-w nowhere.jsonl", "nowhere.jsonl: no such file"),
-        ("-w default -m nowhere/at/all", "nowhere/at/all: no such file or directory"),
+        ("-w default -m nowhere/at/all", "'nowhere/at/all': no such file or directory"),
         ("-w default -m smoll", "unknown model 'smoll'"),
         ("-w default --executor nul", "unknown executor 'nul'; did you mean 'null'?"),
         ("-w default --too-long cut", "unknown rule for too long requests 'cut'"),

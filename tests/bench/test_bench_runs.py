@@ -96,13 +96,13 @@ def test_replicates_share_their_workload_across_policies(tmp_path: Path) -> None
 
 
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(tmp_path: Path) -> None:
-    not_a_model = tmp_path / "model"
-    not_a_model.mkdir()
-    (not_a_model / "config.json").write_text('{"model_type": "no-such-architecture"}')
-    words = ("bench", "-w", "default", "-p", "fcfs", "-p", "lpm", "--limit", "2", "-m", str(not_a_model))
-    done = kvtop(*words, "-o", str(tmp_path / "out"), code=1)
+    """Without a number of blocks only the engine's process knows that 512 tokens cannot hold the longest prompt."""
+    words = ("bench", "-w", "default", "-p", "fcfs", "-p", "lpm", "--executor", "null", "--no-chunked-prefill")
+    done = kvtop(*words, "--limit", "2", "-o", str(tmp_path / "out"), code=1)
     lines = [line for line in done.stderr.splitlines() if ": failed: " in line]
     assert [line.split(": failed: ")[0] for line in lines] == ["kvtop: fcfs default", "kvtop: lpm default"]
+    assert all("max_batched_tokens is 512" in line for line in lines)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_no_successful_request_is_a_failure_with_its_file_written(tmp_path: Path) -> None:

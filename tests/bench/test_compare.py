@@ -130,6 +130,7 @@ def test_interrupted_failed_and_cut_off_are_marked(tmp_path: Path) -> None:
     assert "interrupted" in text
     assert "failed (out of memory)" in text
     assert "3 of 10 requests were cut off by the end of the run" in text
+    assert "high percentiles are too low" in text
     assert "7 / 10" in text
 
 

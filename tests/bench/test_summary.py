@@ -97,7 +97,8 @@ def test_requests_cut_off_are_counted_beside_the_rest(tmp_path: Path) -> None:
     ends = [finished(f"r{i}", i, tokens=times[f"r{i}"]) for i in range(7)]
     run = load_run(make_run(tmp_path / "run", [*starts, *steps_of(times), *ends], status="interrupted"))
     assert run.statuses == {"cutoff": 3, "ok": 7}
-    assert run.e2e.n == 7
+    assert run.e2e.n == run.tpot.n == 7
+    assert run.ttft.n == run.itl.n == 10, "what they had emitted was measured"
     assert run.status == "interrupted"
 
 

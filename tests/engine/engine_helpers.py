@@ -120,7 +120,7 @@ class KVExecutor(NullExecutor):
     """Holds one token a slot, as a KV memory would, and reads every sequence back through its block table.
 
     A slot that is shared, overwritten or never written by mistake shows up as a wrong token at once. Tokens are
-    sampled from what was *read*, so that a fault also changes the output. ``on_execute`` runs while a step is in flight.
+    sampled from what was *read*, so a fault also changes the output. ``on_execute`` runs while a step is in flight.
     """
 
     def __init__(self, num_blocks: int, block_size: int, on_execute: Callable[[Plan], None] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import distinct, kv_engine, make_engine, pool_state, request_rows, serve, steps_until_idle, submit
+
 from kvtop.engine.allocators.base import Admission
 from kvtop.engine.api import (
     BlockState,

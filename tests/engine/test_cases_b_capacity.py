@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import distinct, emitting_steps, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import FinishReason, RequestTooLong
 
 
@@ -70,7 +71,7 @@ def test_deferred_frees_do_not_preempt_everyone() -> None:  # B8
 
 def test_capacity_is_counted_in_whole_blocks_rounded_up() -> None:  # B10
     assert make_engine(8, 4).allocator.blocks_for(5) == 2
-    with pytest.raises(RequestTooLong, match="prompt of 5 tokens.*at most 4"):
+    with pytest.raises(RequestTooLong, match=r"prompt of 5 tokens.*at most 4"):
         submit(make_engine(1, 4), distinct(5, 0))
     engine = make_engine(3, 4)
     submit(engine, distinct(8, 1), m=2, rid="holder")  # holds two, then three of the three blocks

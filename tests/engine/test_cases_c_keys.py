@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import distinct, kv_engine, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import Engine, ResetResult
 from kvtop.engine.prefix_cache import default_key
 

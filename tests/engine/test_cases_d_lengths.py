@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import distinct, kv_engine, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import FinishReason, InvalidRequest, RequestTooLong, SamplingParams
 
 
@@ -50,7 +51,7 @@ def test_no_block_too_many_at_a_multiple(length: int, blocks: int, last: int) ->
 
 def test_a_prompt_of_the_context_length_is_refused_and_one_less_gives_one_token() -> None:  # D6
     engine = make_engine(8, 4, max_model_len=8)
-    with pytest.raises(RequestTooLong, match="prompt of 8 tokens.*effective length 8"):
+    with pytest.raises(RequestTooLong, match=r"prompt of 8 tokens.*effective length 8"):
         submit(engine, distinct(8, 0))
     view = serve(engine, distinct(7, 0), m=5)
     assert len(view.output) == 1

@@ -14,6 +14,7 @@ from engine_helpers import (
     steps_until_idle,
     submit,
 )
+
 from kvtop.engine.api import FinishReason, WaitReason
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import decisions, distinct, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import BlockState, Engine, EngineStalled, WaitReason
 
 PROMPTS = {"X": distinct(5, 1), "Y": distinct(5, 2), "Z": distinct(5, 3)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_helpers import decisions, distinct, kv_engine, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import FinishReason, RequestState, WaitReason
 
 
@@ -133,7 +134,9 @@ def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
     outs = steps_until_idle(engine)
     assert any(out.preempted for out in outs)
     assert not any(out.preempted and out.admitted for out in outs)
-    assert [row["reason"] for row in decisions(engine, "skipped") if row["step"] in {o.step for o in outs if o.preempted}]
+    assert [
+        row["reason"] for row in decisions(engine, "skipped") if row["step"] in {o.step for o in outs if o.preempted}
+    ]
 
 
 def test_recomputed_and_restored_tokens_of_a_preempted_request() -> None:

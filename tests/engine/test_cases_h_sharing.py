@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import decisions, distinct, expected_output, kv_engine, steps_until_idle, submit
+
 from kvtop.engine.api import InvalidRequest
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import msgspec
 import pytest
 from engine_helpers import decisions, distinct, make_engine, request_rows, serve, steps_until_idle, submit
+
 from kvtop.engine.events import StepEvent
 
 
@@ -60,7 +61,7 @@ def test_tpot_of_one_token_is_absent_and_of_five_is_the_mean_gap() -> None:  # K
     engine = make_engine(8, 4)
     serve(engine, distinct(4, 0), m=1, rid="one")
     serve(engine, distinct(4, 1), m=5, rid="five")
-    with pytest.raises(Exception, match="context length|effective length"):
+    with pytest.raises(Exception, match=r"context length|effective length"):
         submit(engine, distinct(100, 2), rid="refused")
     engine.step()
     rows = request_rows(engine)

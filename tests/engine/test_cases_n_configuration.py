@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import distinct, make_engine, serve, steps_until_idle, submit
+
 from kvtop.engine.api import ConfigError, EngineConfig, FinishReason, RequestTooLong, SamplingParams, UnknownName
 from kvtop.engine.policies.registry import queue_policies
 
@@ -11,7 +12,7 @@ from kvtop.engine.policies.registry import queue_policies
 def test_the_context_length_is_clipped_to_the_pool_and_says_so() -> None:  # N2
     engine = make_engine(4, 4, max_model_len=64)
     assert engine.config.effective_len == 17
-    with pytest.raises(RequestTooLong, match="prompt of 17 tokens.*at most 16.*effective length 17"):
+    with pytest.raises(RequestTooLong, match=r"prompt of 17 tokens.*at most 16.*effective length 17"):
         submit(engine, distinct(17, 0))
     view = serve(engine, distinct(16, 1), m=5)
     assert len(view.output) == 1
@@ -51,7 +52,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_valid_ones(key: str, wrong: 
 
 
 def test_an_unknown_parameter_of_a_policy_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="aging_step'.*did you mean 'aging_steps'"):
+    with pytest.raises(UnknownName, match=r"aging_step'.*did you mean 'aging_steps'"):
         make_engine(8, 4, policy="lpm", policy_params={"aging_step": 5})
 
 
@@ -73,7 +74,7 @@ def test_values_that_cannot_work_are_refused_with_the_numbers(values: dict, mess
 
 
 def test_an_unknown_config_key_names_the_nearest() -> None:
-    with pytest.raises(UnknownName, match="'num_block'.*did you mean 'num_blocks'"):
+    with pytest.raises(UnknownName, match=r"'num_block'.*did you mean 'num_blocks'"):
         EngineConfig.from_mapping({"num_block": 8})
     with pytest.raises(ConfigError, match="num_blocks"):
         EngineConfig.from_mapping({"num_blocks": "eight"})

@@ -353,3 +353,33 @@ def test_slow_and_fast_readers_fold_the_same_state() -> None:
     assert fast.events_dropped == slow.events_dropped == 0
     assert fast.pool.owners == slow.pool.owners
     assert fast.totals == slow.totals
+
+
+FULL_DISK = """
+import resource, sys
+from kvtop.engine.events import RunEnded
+from kvtop.run.session import RunSession
+from kvtop.run.spec import RunSpec
+from kvtop.workloads.spec import WorkloadSpec
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # every file of the engine's process: as a full disk
+session = RunSession(RunSpec(workload=WorkloadSpec(name="poisson-shared-prefix"), executor="null", run_dir=sys.argv[1]))
+session.start()
+while not session.ended:
+    end = session.poll(0.5)[-1:]
+print(end[0].status, end[0].exit_code, repr(end[0].traceback), end[0].error, sep="|")
+"""
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_keeps_the_recording(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(run_dir)], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stderr == ""
+    status, code, trace, error = done.stdout.strip().split("|")
+    assert (status, code, trace) == ("failed", "1", "''")
+    assert error == f"{run_dir}/frames.msgpack.zst: recording stopped: the file would exceed the size limit"
+    from kvtop.results.load import open_run
+
+    assert open_run(run_dir).requests.collect().height > 50

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvtop.state.model import PoolState, Samples
+from kvtop.state.model import History, PoolState, Samples
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
-from kvtop.tui.stats import CachedSummary, slots
+from kvtop.tui.stats import CachedSummary, levels, means, rates
 from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
-from kvtop.tui.widgets.block_map import lay_out
+from kvtop.tui.widgets.grid import lay_out
 
 
 @given(st.text(max_size=40), st.integers(0, 30))
@@ -46,7 +46,14 @@ def test_no_duration_or_count_outgrows_its_column(ns):
 
 
 def test_short_counts():
-    assert [short(n) for n in (0, 999, 1000, 12_345, 123_456, 1_234_567)] == ["0", "999", "1.0k", "12.3k", "123k", "1.2M"]
+    assert [short(n) for n in (0, 999, 1000, 12_345, 123_456, 1_234_567)] == [
+        "0",
+        "999",
+        "1.0k",
+        "12.3k",
+        "123k",
+        "1.2M",
+    ]
 
 
 def test_run_time_reads_as_a_clock():
@@ -73,11 +80,21 @@ def test_charts_are_eighths_and_show_the_smallest_value():
     assert bar_chart([], 3) == ["   "]
 
 
-def test_slots_hold_the_mean_of_their_stretch_of_time():
+def test_a_bar_is_the_mean_of_its_second():
     samples = Samples()
     for t_s, value in ((1, 10), (1.5, 30), (3.2, 7)):
         samples.add(int(t_s * 1e9), value)
-    assert slots(samples.points, int(3.9e9), 4, span_ns=4_000_000_000) == [0.0, 20.0, 0.0, 7.0]
+    assert means(samples.points, int(3.9e9), 4) == [0.0, 20.0, 0.0, 7.0]
+
+
+def test_rates_add_up_and_levels_carry_on():
+    history = History()
+    for t_s, tokens in ((0.2, 99), (1.1, 5), (1.9, 6), (4.0, 1)):
+        history.t_ns.append(int(t_s * 1e9))
+        history.decode_tokens.append(tokens)
+    assert rates(history, history.decode_tokens, int(4.5e9), 4) == [11, 0, 0, 1]
+    assert levels(history, history.decode_tokens, int(4.5e9), 4) == [6, 6, 6, 1]
+    assert levels(history, history.decode_tokens, int(4.5e9), 3) == [6, 6, 1]
 
 
 def test_a_summary_interpolates_and_follows_new_samples():

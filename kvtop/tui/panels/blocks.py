@@ -15,7 +15,6 @@ from kvtop.tui.text import clean, join_fitting, plural, whole
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 
-KEY_WIDTH = 23  # "  published as 0cf11f83"
 _LEGEND: Line = [
     (f"{glyphs.FRESH} ", "fresh"),
     ("fresh  ", "soft"),
@@ -49,7 +48,7 @@ Every cell is a block: the keys and values of a fixed number of tokens.
   ~    in transfer: waits for a copy to finish
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
-Blocks of the request selected in the table are underlined. Enter on a
+Blocks of the request selected in the table are marked. Enter on a
 block selects its owner in the table; again: its next owner."""
 
     def compose_body(self) -> ComposeResult:
@@ -95,7 +94,7 @@ block selects its owner in the table; again: its next owner."""
             return
         block = self.map.cursor
         density = self.map.grid.density
-        first = _cell_line(pool, block, density) if density > 1 else _block_line(pool, block)
+        first = _cell_line(pool, block, density) if density > 1 else _block_line(pool, block, width)
         owners = [pool.owners[b] for b in range(block, min(block + density, pool.num_blocks))]
         second = _owners_line(frame.state, block, owners, width)
         if density == 1:
@@ -103,16 +102,20 @@ block selects its owner in the table; again: its next owner."""
         detail.set_lines([cut(first, width), second])
 
 
-def _block_line(pool: PoolState, block: int) -> Line:
-    """Block, state, tokens, uses: without what does not apply to its state."""
+def _block_line(pool: PoolState, block: int, width: int) -> Line:
+    """Block, state, tokens, last use, hits: without what does not apply to its state, or does not fit."""
     line: Line = [("block ", "soft"), (whole(block), "strong"), ("  ", ""), *_state(pool, block)]
-    if pool.state[block] != FRESH:
-        filled, size = pool.filled[block], pool.block_size
-        line += [("  tokens ", "soft"), (f"{filled}/{size}", "text")]
-        line += [("  last use step ", "soft"), (whole(pool.last_use_step[block]), "text")]
-        line += [("  prefix hits ", "soft"), (whole(pool.uses[block]), "text")]
+    facts: list[Line] = []
     if pool.pins[block]:
-        line += [("  pinned", "warn")]
+        facts.append([("  pinned", "warn")])
+    if pool.state[block] != FRESH:
+        facts += [
+            [("  tokens ", "soft"), (f"{pool.filled[block]}/{pool.block_size}", "text")],
+            [("  prefix hits ", "soft"), (whole(pool.uses[block]), "text")],
+            [("  last use step ", "soft"), (whole(pool.last_use_step[block]), "text")],
+        ]
+    for fact in facts:
+        line += fact if width_of(line) + width_of(fact) <= width else []
     return line
 
 
@@ -166,7 +169,7 @@ def _owners_line(state: RunState, block: int, owners: list[list[str]], width: in
     if where is not None:
         size = state.pool.block_size if state.pool else 1
         tail = [("  positions ", "soft"), (f"{where * size:,}-{where * size + size - 1:,}", "text")]
-    room = max(8, width - width_of(head) - width_of(tail) - KEY_WIDTH)
+    room = max(8, width - width_of(head) - width_of(tail))
     return [*head, (join_fitting(parts, room), "text"), *tail]
 
 

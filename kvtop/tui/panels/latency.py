@@ -6,7 +6,7 @@ from kvtop.state.model import Samples
 from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
-from kvtop.tui.stats import CachedSummary, Summary, slots
+from kvtop.tui.stats import CachedSummary, Summary, means
 from kvtop.tui.text import duration, short
 from kvtop.tui.widgets.lines import Line
 
@@ -22,7 +22,7 @@ TTFT  time to first token: from the moment a request was due (its time in
 ITL   inter-token latency: the gap between two tokens of a sequence
 p50, p99 over the last 60 s of run time, interpolated linearly; n samples.
 Below {MIN_P99} samples there is no p99: it would only be the maximum.
-A bar is the mean of its slot of time, newest right; the highest fills the
+A bar is the mean of one second, newest right; the highest fills the
 height. Under VIRTUAL TIME all times are the simulated clock's."""
 
     def __init__(self) -> None:
@@ -71,5 +71,5 @@ def _p99(summary: Summary) -> str:
 
 
 def _chart(name: str, samples: Samples, frame: Frame, width: int, height: int) -> list[Line]:
-    rows = bar_chart(slots(samples.points, frame.state.t_ns, width), width, height)
+    rows = bar_chart(means(samples.points, frame.state.t_ns, width), width, height)
     return [[(row, name.lower())] for row in rows]

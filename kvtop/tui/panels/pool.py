@@ -10,8 +10,6 @@ from kvtop.tui.stats import levels
 from kvtop.tui.text import percent, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
 
-SPAN_NS = 60_000_000_000
-
 
 class PoolPanel(TextPanel):
     """Occupancy as four numbers, never one; prefix hits; evictions, preemptions, copies."""
@@ -126,8 +124,8 @@ def occupancy_bar(pool: PoolState, num_shared: int, width: int) -> Line:
 
 
 def used_chart(frame: Frame, pool: PoolState, width: int, height: int) -> list[Line]:
-    """Used blocks over the last minute of run time, the full pool at the top."""
+    """Used blocks over the last seconds of run time, the full pool at the top."""
     history = frame.state.history
-    values = levels(history, history.used, frame.state.t_ns, width, SPAN_NS)
+    values = levels(history, history.used, frame.state.t_ns, width)
     rows = glyphs.bar_chart(values, width, height, top=pool.num_blocks)
-    return [[("used blocks, last 60 s", "faint")], *([(row, "usedchart")] for row in rows)]
+    return [[("used blocks, a second a bar", "faint")], *([(row, "usedchart")] for row in rows)]

@@ -11,7 +11,7 @@ from kvtop.tui.widgets.lines import Line
 
 
 class ThroughputPanel(TextPanel):
-    """Prefill and decode tokens a second over the recent window, with a sparkline of the last minute."""
+    """Prefill and decode tokens a second over the recent window, with a sparkline of the last seconds."""
 
     TITLE = "Throughput"
     QUESTION = "how fast?"
@@ -21,7 +21,7 @@ prefill  tokens computed a second below the last known position of their
 decode   tokens computed a second at the last position: each yields a token
 Means over the last {RATE_WINDOW_NS // 1_000_000_000} s of run time (the whole run while it is younger).
 Tokens taken from the prefix cache are not computed and do not count.
-Charts: the last 60 s, newest right."""
+A bar is one second, newest right."""
 
     def note(self, frame: Frame) -> Line:
         return [(f"last {RATE_WINDOW_NS // 1_000_000_000} s", "soft")]

@@ -53,7 +53,7 @@ class LiveScreen(FrameScreen):
         with Container(id="body"):
             for area in ("map", "stats", "table"):
                 with Container(id=f"{area}-area", classes="area"):
-                    yield from (panel() for panel in PANELS if panel.AREA == area)
+                    yield from (panel() for panel in PANELS if area == panel.AREA)
         yield Footer(show_command_palette=False, compact=True)
 
     @property
@@ -64,6 +64,8 @@ class LiveScreen(FrameScreen):
         self._frame = frame
         if self.is_too_small:
             self.query_one("#too-small", Lines).set_lines(self._summary(frame))
+            for panel in self.query(Panel):  # to be drawn as soon as there is room
+                panel.frame = frame
             return
         self.query_one(HeaderBar).update_frame(frame)
         for panel in self.query(Panel):

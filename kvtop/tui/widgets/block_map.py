@@ -6,8 +6,6 @@ Rows are cached strips built by run length; a frame looks only at the rows of bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.segment import Segment
 from textual import events
 from textual.binding import Binding
@@ -18,6 +16,7 @@ from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState
 from kvtop.tui import glyphs
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import to_ascii
+from kvtop.tui.widgets.grid import lay_out
 from kvtop.tui.widgets.lines import DrawnWidget
 
 # Codes of cells: what a cell shows. 2..9 are refcounts.
@@ -35,54 +34,17 @@ _LOOKS: dict[int, tuple[str, str]] = {
 _LIT = 0x80  # the block belongs to the selected request
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """How blocks fall into cells: ``density`` blocks a cell, ``columns`` cells a row, ``pitch`` characters a cell."""
-
-    density: int
-    columns: int
-    pitch: int
-    gutter: int
-    num_rows: int
-
-    @property
-    def blocks_a_row(self) -> int:
-        return self.density * self.columns
-
-
-def _round_up(density: int) -> int:
-    """The smallest density not below this that is easy to read: 1 2 3 4 5 6 8 10 12 16 20 24 32 40 48 64 ..."""
-    scale = 1
-    while density > 6 * scale:
-        scale *= 2
-    return next(n * scale for n in (1, 2, 3, 4, 5, 6) if n * scale >= density)
-
-
-def lay_out(num_blocks: int, width: int, height: int, density: int | None = None) -> Grid:
-    """The grid that shows ``num_blocks`` best in ``width`` by ``height``.
-
-    ``density`` None: the smallest round number at which everything fits; a number: that many, and the map scrolls.
-    """
-    gutter = len(f"{max(0, num_blocks - 1):,}") + 1
-    if width < gutter + 24:
-        gutter = 0
-    room = max(1, width - gutter)
-    columns = room // 8 * 8 or room  # row numbers in the gutter are multiples of eight
-    if density is None:
-        density = _round_up(-(-num_blocks // (columns * max(1, height))))
-    pitch = 1
-    fewer = room // 2 // 8 * 8
-    if density == 1 and fewer and num_blocks <= fewer * height:  # room enough for a blank between cells
-        pitch, columns = 2, fewer
-    num_rows = -(-num_blocks // (density * columns))
-    return Grid(density, columns, pitch, gutter, num_rows)
-
-
 class BlockMap(DrawnWidget, can_focus=True):
     """Cells of the pool with a cursor that stays on its block."""
 
     BINDINGS = [
-        Binding("up,k", "move(0,-1)", "move", key_display="arrows", tooltip="move the cursor (or hjkl, PgUp, PgDn, Home, End)"),
+        Binding(
+            "up,k",
+            "move(0,-1)",
+            "move",
+            key_display="arrows",
+            tooltip="move the cursor (or hjkl, PgUp, PgDn, Home, End)",
+        ),
         Binding("down,j", "move(0,1)", show=False),
         Binding("left,h", "move(-1,0)", show=False),
         Binding("right,l", "move(1,0)", show=False),

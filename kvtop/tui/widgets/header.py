@@ -59,36 +59,37 @@ class HeaderBar(Lines):
             bar = progress_bar(state.progress, max(8, min(40, width // 4)))
             text = clean(state.notice)
             return [(" ", ""), *bar, ("  ", ""), *cut([(text, "text")], max(0, width - width_of(bar) - 4))]
-        left: Line = [(" ", "")]
-        for key, label in (("policy", "policy "), ("workload", "workload ")):
-            for fact in _facts(state, (key,)):
-                left += [(label, "soft"), (fact, "text"), ("  ", "")]
-        for fact in _facts(state, ("executor",)):
-            left += [("executor ", "soft"), (fact, "text"), ("  ", "")]
-        badges: Line = []
-        if is_simulated(state):
-            badges += [(" SIMULATED ", "badge"), (" ", "")]
-        if is_virtual(state):
-            badges += [(" VIRTUAL TIME ", "badge"), (" ", "")]
-        elif state.manifest.get("clock") == "real":
-            badges += [("real time ", "soft")]
-        message = self._message(frame)
+        badges = _badges(state)
         room = width - width_of(badges) - 1
-        if message:
-            kept = cut(message, max(0, room - 12))
-            left = [(" ", ""), *kept] if width_of(left) + width_of(message) > room else [*left, *message]
-        return spread(cut(left, room), badges, width)
+        facts: Line = [(" ", "")]
+        for key in ("policy", "workload", "executor"):
+            for fact in _facts(state, (key,)):
+                facts += [(f"{key} ", "soft"), (fact, "text"), ("  ", "")]
+        message, urgent = self._message(frame)
+        if width_of(facts) + width_of(message) <= room or not state.manifest:
+            facts += message
+        elif urgent:
+            facts = [(" ", ""), *message]
+        return spread(cut(facts, room), badges, width)
 
-    def _message(self, frame: Frame) -> Line:
-        """The most pressing line: failure, stall, dropped frames, then the last notice."""
+    def _message(self, frame: Frame) -> tuple[Line, bool]:
+        """The most pressing line, and whether it may take the place of what runs here."""
         state = frame.state
         if state.status == "failed":
-            return [(clean(state.error or "the engine's process failed"), "bad")]
+            return [(clean(state.error or "the engine's process failed"), "bad")], True
         if state.stalled:
-            return [(clean(state.stalled), "warn")]
+            return [(clean(state.stalled), "warn")], True
         if state.events_dropped:
-            return [(f"{state.events_dropped:,} events dropped: this screen was too slow", "warn")]
+            return [(f"{state.events_dropped:,} events dropped: this screen was too slow", "warn")], True
         if state.notice:
             style = {"warning": "warn", "error": "bad"}.get(state.notice_level, "soft")
-            return [(clean(state.notice), style)]
-        return [(f"stderr: {clean(frame.native)}", "soft")] if frame.native else []
+            return [(clean(state.notice), style)], style != "soft"
+        return ([(f"stderr: {clean(frame.native)}", "soft")] if frame.native else []), False
+
+
+def _badges(state: RunState) -> Line:
+    """What kind of time this is."""
+    badges: Line = [(" SIMULATED ", "badge"), (" ", "")] if is_simulated(state) else []
+    if is_virtual(state):
+        return [*badges, (" VIRTUAL TIME ", "badge"), (" ", "")]
+    return [*badges, ("real time ", "soft")] if state.manifest.get("clock") == "real" else badges

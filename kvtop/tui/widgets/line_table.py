@@ -48,7 +48,9 @@ class LineTable(DrawnWidget, can_focus=True):
     """Rows by id; ``cells_of(id)`` gives a cell for every column, shown or not."""
 
     BINDINGS = [
-        Binding("up,k", "move(-1)", "select", key_display="arrows", tooltip="select a row (or jk, PgUp, PgDn, Home, End)"),
+        Binding(
+            "up,k", "move(-1)", "select", key_display="arrows", tooltip="select a row (or jk, PgUp, PgDn, Home, End)"
+        ),
         Binding("down,j", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
@@ -162,7 +164,7 @@ class LineTable(DrawnWidget, can_focus=True):
         if left_for_last(shown, width) < ROOMY:  # a narrow last column takes over the empty cells to its left
             while shown and not cells[shown[-1][0]][0]:
                 shown.pop()
-        line: Line = [(" ", "")]
+        line: Line = [(">" if over else " ", "")]  # seen without colour, too
         for i, column, cell_width in shown:
             text, style = cells[i]
             line += [(fit(text, cell_width, column.align), style), (" " * gap(width), "")]

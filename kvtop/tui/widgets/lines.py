@@ -85,9 +85,7 @@ class Lines(DrawnWidget):
     def set_lines(self, lines: list[Line]) -> None:
         old, self.lines = self.lines, lines
         changed = [
-            y
-            for y in range(max(len(old), len(lines)))
-            if y >= len(old) or y >= len(lines) or old[y] != lines[y]
+            y for y in range(max(len(old), len(lines))) if y >= len(old) or y >= len(lines) or old[y] != lines[y]
         ]
         for y in changed:
             self._strips.pop(y, None)
