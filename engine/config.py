@@ -39,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     reserve_blocks: int = 0  # kept free at admission while something runs
     max_queue: int | None = None
     deferred_free_steps: int = 0  # freed blocks become reusable this many steps later
-    kv_groups: int = 1  # layers that keep the same tokens form a group
+    kv_groups: tuple[int | None, ...] = (None,)  # sliding window (tokens) of each KV group; None keeps every token
     eos_token_ids: tuple[int, ...] = ()
     keep_finished: int = 1024  # finished requests whose views stay readable
     ghost_entries: int = 65_536  # evicted keys remembered, to explain a later miss
@@ -71,8 +71,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("preemption by swap needs host_blocks >= 1, it is 0")
         if self.host_blocks and self.preemption != "swap":
             raise ConfigError(f"host_blocks is {self.host_blocks}, but preemption by {self.preemption} never uses them")
-        if self.kv_groups != 1:
-            raise ConfigError(f"kv_groups is {self.kv_groups}, only 1 is supported so far")
+        if self.kv_groups != (None,):
+            raise ConfigError(f"kv_groups is {self.kv_groups}, only one group that keeps every token is supported")
         if self.allocator != "paged" and self.prefix_caching:
             raise ConfigError(f"prefix_caching needs the paged allocator; {self.allocator} shares nothing")
         if not self.chunked_prefill and self.max_batched_tokens < self.effective_len - 1:

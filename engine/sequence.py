@@ -58,7 +58,7 @@ class Sequence:
     num_prompt: int
     state: RequestState = RequestState.WAITING
     num_computed: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=lambda: [[]])  # one a KV group
     host_table: list[int] = field(default_factory=list)  # host blocks of the first ``num_swapped`` tokens
     num_swapped: int = 0
     promised: int = 0  # blocks promised at admission and not allocated yet
@@ -87,6 +87,15 @@ class Sequence:
     finish_reason: FinishReason | None = None
     abort_requested: bool = False
     match_memo: tuple[int, int] = (-1, 0)  # (version of the tree, tokens a lookup found)
+
+    @property
+    def block_table(self) -> list[int]:
+        """The table of the first KV group: the only one of most models."""
+        return self.block_tables[0]
+
+    @block_table.setter
+    def block_table(self, table: list[int]) -> None:
+        self.block_tables[0] = table
 
     @property
     def num_tokens(self) -> int:

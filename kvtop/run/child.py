@@ -20,7 +20,7 @@ from kvtop.engine.events import Notice, RunEnded, RunStarted
 from kvtop.engine.recorder import Recorder
 from kvtop.results.manifest import build_manifest, write_manifest
 from kvtop.results.recording import FRAMES_NAME, FrameWriter
-from kvtop.run.inbox import PipeInbox
+from kvtop.run.inbox import PipeInbox, Stopped
 from kvtop.run.loop import RunLoop, ended_by
 from kvtop.run.outlets import FileOutlet, PipeOutlet
 from kvtop.run.pipes import MessageReader, MessageWriter, widen
@@ -28,10 +28,6 @@ from kvtop.run.spec import RunSpec
 
 LAST_WORDS_S = 5.0  # how long a parent that does not read may hold up the end
 SPEC_TIMEOUT_S = 30.0
-
-
-class Stopped(Exception):
-    """``Stop`` came while the model was loading."""
 
 
 def main(command_fd: int, event_fd: int) -> None:
@@ -77,11 +73,14 @@ class _Child:
             end = RunEnded(t_ns=0, status="interrupted", error="interrupted while loading", exit_code=130)
         except Exception as error:
             end = ended_by(error, 0)
+        self.inbox.loading = False
         return self._finish_files(end)
 
     def _load_and_loop(self) -> RunEnded:
         spec = self.spec
+        self.inbox.loading = True  # importing torch takes seconds, and reads no commands
         built, workload, info = self._load()
+        self.inbox.loading = False
         engine = built.engine
         self.outlet.lossless = engine.clock.virtual
         manifest = build_manifest(

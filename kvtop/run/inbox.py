@@ -13,6 +13,10 @@ from kvtop.engine.events import Command, Stop, decode_command
 from kvtop.run.pipes import MessageReader
 
 
+class Stopped(BaseException):
+    """A terminating signal came while loading, with nothing to finish. Not an Exception: no library may keep it."""
+
+
 class PipeInbox:
     """Reads commands from a non-blocking pipe; ``wait`` sleeps until there is one, without polling."""
 
@@ -20,6 +24,7 @@ class PipeInbox:
         """``bodies``: commands that came with the spec."""
         self._reader = reader
         self._stop = False
+        self.loading = False  # while True a terminating signal ends the load where it stands, by raising Stopped
         self._queue: list[Command] = []
         self._decode(bodies or [])
         self._wake_read, self._wake_write = os.pipe()
@@ -61,3 +66,5 @@ class PipeInbox:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop = True
+        if self.loading:
+            raise Stopped

@@ -17,13 +17,25 @@ from typing import IO
 import msgspec
 
 from kvtop.engine.errors import KvtopError
-from kvtop.engine.events import AnyEvent, Command, Event, Notice, RunEnded, StepEvent, Stop, decode_many, encode
+from kvtop.engine.events import (
+    AnyEvent,
+    Command,
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    StepEvent,
+    Stop,
+    decode_many,
+    encode,
+)
 from kvtop.run.pipes import MessageReader, MessageWriter
 from kvtop.run.spec import RunSpec
 
 REAP_S = 2.0  # a process that has said its last word gets this long to be gone
 MAX_OUTPUT_BYTES = 64 << 10  # of printed text read at a time
 TRACEBACK_LINES = 60
+INTERRUPTED_LOADING = "interrupted while loading"
 
 # -P: the folder the user stands in must not shadow a library. The path makes the child run this very kvtop.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kvtop.run.child import main; main(*map(int, sys.argv[2:]))"
@@ -40,7 +52,8 @@ class RunSession:
         self.ended = False
         self._lock = threading.RLock()
         self._ready: list[Event] = []  # read, not yet polled
-        self._saw_end = False
+        self._saw_start = self._saw_end = False
+        self._stopping = False  # told to end while it was loading
         self._t_ns = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -113,6 +126,10 @@ class RunSession:
             if self._process is None or self._saw_end:
                 return
             self._commands.send(encode(Stop()))
+            self._pump(0.0)
+            if not self._saw_start and not self._saw_end:
+                self._stopping = True
+                self._process.terminate()  # it is loading, and reads no commands
             deadline_s = time.monotonic() + timeout_s
             while not self._saw_end and (left_s := deadline_s - time.monotonic()) > 0:
                 self._pump(min(left_s, 0.25))
@@ -160,14 +177,19 @@ class RunSession:
                 return
             self._ready.append(event)
             self._t_ns = max(self._t_ns, event.t_done_ns if isinstance(event, StepEvent) else event.t_ns)
+            self._saw_start |= isinstance(event, RunStarted)
             self._saw_end = isinstance(event, RunEnded)
 
     def _died(self, why: str | None) -> None:
         """The process is gone, or going, without a ``RunEnded``: make one."""
         code = self._reap()
         trace = self._output.tail(TRACEBACK_LINES)
-        error = why or f"the engine's process died ({_how(code)})"
-        self._ready.append(RunEnded(t_ns=self._t_ns, status="failed", error=error, traceback=trace, exit_code=1))
+        if self._stopping and not self._saw_start:
+            end = RunEnded(t_ns=0, status="interrupted", error=INTERRUPTED_LOADING, exit_code=130)
+        else:
+            error = why or f"the engine's process died ({_how(code)})"
+            end = RunEnded(t_ns=self._t_ns, status="failed", error=error, traceback=trace, exit_code=1)
+        self._ready.append(end)
         self._saw_end = True
         self._close()
 

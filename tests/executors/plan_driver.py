@@ -25,7 +25,7 @@ def make_sequence(
     number = next(_numbers) if submission is None else submission
     spec = RequestSpec(prompt=list(prompt), params=params or SamplingParams())
     request = Request(f"r{number}", spec, number, 0, 0)
-    return Sequence(f"r{number}", 0, request, (0, 0, number, 0), list(prompt), len(prompt), block_table=table)
+    return Sequence(f"r{number}", 0, request, (0, 0, number, 0), list(prompt), len(prompt), block_tables=[table])
 
 
 def serve(
