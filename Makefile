@@ -31,7 +31,7 @@ format: setup-dev  ## put the code into the house's format
 	$(PY) -m ruff format
 
 bench: setup  ## two policies on the shipped trace, side by side (OUT=results/example)
-	@$(PY) -m kvtop bench -w mooncake -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o $(OUT) $(ARGS)
+	@$(PY) -m kvtop bench -w mooncake-conversation -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o $(OUT) $(ARGS)
 
 setup:  ## only make .venv ready
 	@.ci/setup run

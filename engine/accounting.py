@@ -42,6 +42,7 @@ class Accountant:
         self.scheduler = scheduler
         self.recorder = recorder
         self.tenants = tenants
+        self.limit = config.effective_len
         self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
         self.query_tokens = self.hit_tokens = 0
         self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
@@ -98,42 +99,46 @@ class Accountant:
         self.aborting = []
 
     def _computed(self, chunk: Chunk) -> None:
-        seq, end = chunk.sequence, chunk.start + chunk.count
-        seq.num_computed = end
-        new = max(0, end - max(chunk.start, seq.high_water))
-        again = chunk.count - new
-        seq.computed_tokens += new
-        seq.recomputed_tokens += again
-        self.computed_tokens += new
-        self.recomputed_tokens += again
-        seq.high_water = max(seq.high_water, end)
-        self.tenants.computed(seq.request.spec.tenant, chunk.count)
-        self.recorder.decide(("chunk", seq.seq_id, chunk.count, chunk.start))
-        self.allocator.commit(seq)
+        seq, start, count = chunk.sequence, chunk.start, chunk.count
+        end = seq.num_computed = start + count
+        new = count
+        if start < seq.high_water:  # computed before a preemption
+            new = max(0, end - seq.high_water)
+            seq.recomputed_tokens += count - new
+            self.recomputed_tokens += count - new
+        if new:
+            seq.high_water = end
+            seq.computed_tokens += new
+            self.computed_tokens += new
+        self.tenants.computed(seq.request.spec.tenant, count)
+        self.recorder.decide(("chunk", seq.seq_id, count, start))
+        self.allocator.commit(seq, start)
 
     def _emit(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
         """One token a branch. The n first tokens of a parallel request come from one row of logits."""
-        request = seq.request
+        tokens = sample.tokens
         branches = [seq]
-        if len(sample.tokens) > 1:
-            request.forked = True
-            branches += [self.fork(seq, done_ns) for _ in range(len(sample.tokens) - 1)]
-        for branch, token in zip(branches, sample.tokens, strict=True):
+        if len(tokens) > 1:
+            seq.request.forked = True
+            branches += [self.fork(seq, done_ns) for _ in range(len(tokens) - 1)]
+        for branch, token in zip(branches, tokens, strict=True):
             self._emit_one(branch, token, out, done_ns)
 
     def _emit_one(self, seq: Sequence, token: int, out: StepOutput, done_ns: int) -> None:
-        forced = seq.params.forced_output
-        if forced is not None:
-            token = forced[seq.num_output]
-        seq.tokens.append(token)
         request = seq.request
+        forced = request.spec.params.forced_output
+        if forced is not None:
+            token = forced[len(seq.tokens) - seq.num_prompt]
+        seq.tokens.append(token)
         if request.t_first_token_ns is None:
             request.t_first_token_ns = done_ns
             self.recorder.decide(("first_token", request.request_id))
         if seq.t_first_token_ns is None:
             seq.t_first_token_ns = done_ns
         elif seq.t_last_token_ns is not None:
-            seq.itl_max_ns = max(seq.itl_max_ns or 0, done_ns - seq.t_last_token_ns)
+            gap = done_ns - seq.t_last_token_ns
+            if seq.itl_max_ns is None or gap > seq.itl_max_ns:
+                seq.itl_max_ns = gap
         seq.t_last_token_ns = done_ns
         out.tokens.setdefault(seq.seq_id, []).append(token)
         self.tenants.emitted(request.spec.tenant, 1)
@@ -144,16 +149,17 @@ class Accountant:
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
         """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind."""
-        params = seq.params
-        if seq.num_output >= params.min_tokens and (
+        params = seq.request.spec.params
+        known = len(seq.tokens)
+        num_output = known - seq.num_prompt
+        if num_output >= params.min_tokens and (
             token in params.stop_token_ids or (not params.ignore_eos and token in self.eos)
         ):
             return FinishReason.STOP
-        if seq.num_output >= params.max_tokens:
+        if num_output >= params.max_tokens:
             return FinishReason.LENGTH
-        if seq.num_tokens >= self.config.effective_len:
-            by_model = self.config.max_model_len == self.config.effective_len
-            return FinishReason.LENGTH if by_model else FinishReason.CAPACITY
+        if known >= self.limit:
+            return FinishReason.LENGTH if self.config.max_model_len == self.limit else FinishReason.CAPACITY
         return None
 
     def fork(self, parent: Sequence, now_ns: int) -> Sequence:

@@ -74,22 +74,25 @@ class Scheduler:
         if phase == "running":
             return running
         decodes = phase == "decodes"
-        return [seq for seq in running if (seq.num_tokens - seq.num_computed == 1) is decodes]
+        return [seq for seq in running if (len(seq.tokens) - seq.num_computed == 1) is decodes]
 
     def _growth(self) -> int:
         """Blocks that running decodes need in this step."""
         return sum(self.allocator.growth(seq, seq.num_tokens) for seq in self._in_phase("decodes"))
 
     def _schedule_running(self, sequences: list[Sequence], plan: Plan, budget: int, now_ns: int) -> int:
+        ready, chunked = self.allocator.ready, self.config.chunked_prefill
         for seq in sequences:
             if seq.state is not RequestState.RUNNING:  # preempted by somebody before it in this very step
                 continue
-            left = seq.num_tokens - seq.num_computed
-            count = min(left, budget)
-            if count == 0 or (count < left and not self.config.chunked_prefill):
+            known = len(seq.tokens)
+            left = known - seq.num_computed
+            count = left if left < budget else budget
+            if count == 0 or (count < left and not chunked):
                 continue
-            count, given_back = self._make_room(seq, count, plan, now_ns)
-            budget += given_back
+            if not ready(seq, seq.num_computed + count):
+                count, given_back = self._make_room(seq, count, plan, now_ns)
+                budget += given_back
             if count:
                 budget -= count
                 self._add(plan, seq, count)
@@ -156,11 +159,11 @@ class Scheduler:
 
     def _add(self, plan: Plan, seq: Sequence, count: int) -> None:
         """Plan ``count`` more tokens of ``seq``; whoever reaches the end of the known tokens samples."""
-        samples = 0
-        if seq.num_computed + count == seq.num_tokens:
+        start, samples = seq.num_computed, 0
+        if start + count == len(seq.tokens):
             request = seq.request
-            samples = 1 if request.forked else request.params.n
-        plan.chunks.append(Chunk(seq.seq_id, seq.num_computed, count, samples, seq))
+            samples = 1 if request.forked else request.spec.params.n
+        plan.chunks.append(Chunk(seq.seq_id, start, count, samples, seq))
 
     def _skip(self, seq: Sequence, shortage: Shortage) -> None:
         self.head_of_line, self.shortage = seq, shortage

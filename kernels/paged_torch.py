@@ -37,9 +37,9 @@ class DecodeGroup:
 class PrefillSpan:
     """``count`` new tokens of one sequence, rows ``first_row ..`` of the pack.
 
-    ``pieces`` (KVH * blocks,) as in ``DecodeGroup``; None when the chunk starts at position 0, where its own K and V are
-    all there is. ``mask`` (count, L) is added to the scores; None: plain causal from position 0. ``hidden`` indexes the
-    gathered (KVH * L, D) rows that must not be read.
+    ``pieces`` (KVH * blocks,) as in ``DecodeGroup``; None when the chunk starts at position 0, where its own K and V
+    are all there is. ``mask`` (count, L) is added to the scores; None: plain causal from position 0. ``hidden`` indexes
+    the gathered (KVH * L, D) rows that must not be read.
     """
 
     first_row: int
@@ -50,7 +50,7 @@ class PrefillSpan:
 
 
 def kv_write(pool: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Write ``new`` (T, KVH, D) into ``pool``; ``rows`` (T * KVH,) indexes the pool seen as (num_blocks * KVH * B, D)."""
+    """Write ``new`` (T, KVH, D) into ``pool``; ``rows`` (T * KVH,) indexes it seen as (num_blocks * KVH * B, D)."""
     dim = pool.shape[-1]
     pool.view(-1, dim).index_copy_(0, rows, new.reshape(-1, dim).to(pool.dtype))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvtop.compare_notes import comparison_notes
 from kvtop.engine.errors import KvtopError, UsageError
+from kvtop.memory_report import memory_by_column
 from kvtop.stats import mean
 from kvtop.summary import RunSummary, load_run
 
@@ -107,6 +108,7 @@ class Comparison:
     columns: list[Column]
     conflicts: list[str]
     notes: list[str]
+    memory: list[dict[str, float | None]] = field(default_factory=list)  # of each column, where allocators differ
 
     def change(self, measure: Measure, column: Column) -> float | None:
         """Difference of ``column`` from the first: relative for times and rates, absolute for ratios and counts."""
@@ -127,10 +129,10 @@ class Comparison:
             "comparable": not self.conflicts,
             "conflicts": self.conflicts,
             "notes": self.notes,
-            "columns": [self._column_json(column) for column in self.columns],
+            "columns": [self._column_json(index, column) for index, column in enumerate(self.columns)],
         }
 
-    def _column_json(self, column: Column) -> dict[str, Any]:
+    def _column_json(self, index: int, column: Column) -> dict[str, Any]:
         return {
             "label": column.label,
             "replicates": len(column.runs),
@@ -138,6 +140,7 @@ class Comparison:
             "values": {measure.key: column.value(measure) for measure in MEASURES},
             "n": {measure.key: column.n(measure) for measure in MEASURES if measure.n is not None},
             "change_from_first": {measure.key: self.change(measure, column) for measure in MEASURES},
+            "memory": self.memory[index] if self.memory else None,
             "runs": [run.as_json() for run in column.runs],
         }
 
@@ -204,7 +207,8 @@ def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparis
         raise UsageError(f"not comparable: {'; '.join(conflicts)} (--force compares all the same)")
     columns = _columns(runs)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
-    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, comparison_notes(columns))
+    notes, memory = comparison_notes(columns), memory_by_column(columns)
+    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, notes, memory)
 
 
 def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:

@@ -78,6 +78,10 @@ class Allocator(ABC):
         free_slots = len(seq.block_table) * self.block_size - seq.num_computed
         return free_slots + (self.pool.num_fresh + self.pool.num_idle) * self.block_size
 
+    def ready(self, seq: Sequence, end: int) -> bool:
+        """Positions ``num_computed .. end - 1`` can be written without taking a block: the common case, made cheap."""
+        return end <= len(seq.block_tables[0]) * self.block_size
+
     def growth(self, seq: Sequence, end: int) -> int:
         """Blocks that ``grow(seq, end)`` would take from the pool."""
         return 0
@@ -90,15 +94,13 @@ class Allocator(ABC):
         """The blocks of that lookup."""
         return []
 
-    def commit(self, seq: Sequence) -> None:
-        """``seq.num_computed`` has grown: account the written slots (and publish, where prefixes are cached)."""
-        size, end = self.block_size, seq.num_computed
-        for index in range(max(0, end - 1) // size, -1, -1):
-            block = seq.block_table[index]
-            want = min(size, end - index * size)
-            if self.pool.filled[block] >= want:
-                return
-            self.pool.set_filled(block, want)
+    def commit(self, seq: Sequence, start: int) -> None:
+        """Positions ``start .. num_computed - 1`` are computed: account the slots (and publish, with caching)."""
+        size, end, table, pool = self.block_size, seq.num_computed, seq.block_tables[0], self.pool
+        first, last = start // size, (end - 1) // size
+        for index in range(first, last):
+            pool.set_filled(table[index], size)
+        pool.set_filled(table[last], end - last * size)
 
     def release(self, seq: Sequence) -> None:
         """Give back every block of ``seq``, tail first, so that a chain's head outlives its tail."""

@@ -69,6 +69,13 @@ class PagedAllocator(Allocator):
         self.promised += seq.promised
         return Admission(cached, count, need, have, lookup)
 
+    def ready(self, seq: Sequence, end: int) -> bool:
+        size, table, start = self.block_size, seq.block_tables[0], seq.num_computed
+        if end > len(table) * size:
+            return False
+        block = table[start // size]
+        return self.pool.refcount[block] - self.pool.pins[block] == 1 and self.cache.key[block] is None
+
     def growth(self, seq: Sequence, end: int) -> int:
         return max(0, self.blocks_for(end) - len(seq.block_table)) + self._must_copy(seq)
 
@@ -179,10 +186,10 @@ class PagedAllocator(Allocator):
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
-    def commit(self, seq: Sequence) -> None:
-        super().commit(seq)
+    def commit(self, seq: Sequence, start: int) -> None:
+        super().commit(seq, start)
         full = seq.num_computed // self.block_size
-        if not self.caching or seq.num_published >= full or seq.cache_epoch != self.cache.epoch:
+        if seq.num_published >= full or not self.caching or seq.cache_epoch != self.cache.epoch:
             return
         self.cache.extend_keys(seq)
         for index in range(seq.num_published, full):

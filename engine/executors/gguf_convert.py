@@ -61,7 +61,8 @@ def convert(path: Path, progress: Progress) -> ConvertedModel:
             )
         progress(text, 0.2)
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        config.architectures = [model_class.__name__]
         progress(text, 0.4)
         tokenizer = None
         if "tokenizer.ggml.tokens" in reader.fields:

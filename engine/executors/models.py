@@ -82,7 +82,9 @@ def resolve(model: str) -> ResolvedModel:
         raise ModelError(f"model {model!r}: no such file or directory")
     near = difflib.get_close_matches(model.lower(), BUILTIN, n=1, cutoff=0.6)
     if near and "/" not in model:
-        raise ModelError(f"unknown model {model!r}; did you mean {near[0]!r}? (or a directory, a .gguf file, a hub name)")
+        raise ModelError(
+            f"unknown model {model!r}; did you mean {near[0]!r}? (also: a directory, a .gguf file, ORG/NAME)"
+        )
     return ResolvedModel("hub", model)
 
 

@@ -40,7 +40,7 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], eos_token_ids: Sequence[
 
 
 def uniform(seed: int | None, submission: int, branch: int, index: int) -> float:
-    """The one random number in [0, 1) of an output token, 53 bits; a request without a seed has its submission number."""
+    """The one random number in [0, 1) of an output token, 53 bits; without a seed the submission number is it."""
     stream = f"submission {submission}" if seed is None else f"seed {seed}"
     digest = hashlib.blake2b(f"{stream} branch {branch} token {index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)

@@ -145,9 +145,7 @@ class PagedBatch:
         heads = np.arange(kv_heads)[:, None]
         hidden = (seq * kv_heads + heads) * (width * size) + column
         mask = self._mask(visible)[:, None]
-        return DecodeGroup(
-            begin, end - begin, self._tensor(pieces.reshape(-1)), mask, self._tensor(hidden.reshape(-1))
-        )
+        return DecodeGroup(begin, end - begin, self._tensor(pieces.reshape(-1)), mask, self._tensor(hidden.reshape(-1)))
 
     def _prefill_spans(self, kv_heads: int, window: int | None) -> list[PrefillSpan]:
         spans, first_row = [], self.num_decodes

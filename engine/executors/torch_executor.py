@@ -25,7 +25,8 @@ class TorchExecutor:
 
     def __init__(self, model: Any, tokenizer: Any, info: ModelInfo, layers: list[LayerShape]) -> None:
         self.info, self.tokenizer, self.eos_token_ids = info, tokenizer, info.eos_token_ids
-        self._model, self._layers = model, layers
+        self._model: Any = model
+        self._layers = layers
         self._pool: KVPool | None = None
 
     @classmethod
@@ -125,7 +126,8 @@ class TorchExecutor:
         if not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer(text)["input_ids"])
         message = [{"role": "user", "content": text}]
-        return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"])
+        encoded = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out; without a tokenizer the ids themselves: ``<5> <17>``."""

@@ -1,4 +1,4 @@
-"""Load a model's weights and tokenizer through transformers, with kvtop's attention in place. Every failure is one line."""
+"""Load weights and tokenizer through transformers, with kvtop's attention in place. Every failure is one line."""
 
 from __future__ import annotations
 
@@ -144,17 +144,19 @@ def _load_folder(folder: Path, shown: str, device: torch.device, dtype: str | No
 def _from_pretrained(
     folder: Path | None, config: Any, device: torch.device, dtype: str | None, shown: str, **extra: Any
 ) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     chosen = choose_dtype(dtype, device, getattr(config, "dtype", None))
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        raise ModelError(f"{shown}: {config.model_type} is no language model that transformers can generate with")
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = model_class.from_pretrained(
             folder,
             config=config,
             dtype=chosen,
             attn_implementation=torch_attention.NAME,
             local_files_only=True,
-            trust_remote_code=False,
             output_loading_info=True,
             **extra,
         )

@@ -53,7 +53,7 @@ class KVPool:
 
 
 def independent_runs(copies: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
-    """Cut a list of copies into runs that may each be done at once: no destination is read or written again in its run."""
+    """Cut copies into runs that may each be done at once: no destination is read or written again in its run."""
     runs: list[tuple[list[int], list[int]]] = []
     written: set[int] = set()
     for source, destination in copies:
@@ -92,8 +92,8 @@ def check_fits(need_bytes: int, free_bytes: int, num_blocks: int, block_size: in
         return
     fits = free_bytes * num_blocks // need_bytes
     raise ConfigError(
-        f"{num_blocks} blocks of {block_size} tokens need {need_bytes / MIB:.1f} MiB of KV memory, but {device.type} has "
-        f"{free_bytes / MIB:.1f} MiB free: at most {fits} blocks fit ({fits * block_size} tokens)"
+        f"{num_blocks} blocks of {block_size} tokens need {need_bytes / MIB:.1f} MiB of KV memory, but "
+        f"{device.type} has {free_bytes / MIB:.1f} MiB free: at most {fits} blocks fit ({fits * block_size} tokens)"
     )
 
 

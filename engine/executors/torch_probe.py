@@ -1,4 +1,4 @@
-"""Warm-up: learn each layer's KV shape from a real forward pass, and see that paged attention is really used and right."""
+"""Warm-up: learn each layer's KV shape from a real forward pass; see that paged attention is used, and right."""
 
 from __future__ import annotations
 

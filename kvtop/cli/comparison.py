@@ -7,6 +7,7 @@ from typing import Any
 
 from kvtop.cli.text import MISSING, format_ns, percent, significant, table
 from kvtop.compare import MEASURES, Column, Comparison, Measure
+from kvtop.memory_report import ROWS
 
 MAX_LABEL = 28
 
@@ -24,8 +25,17 @@ def render(comparison: Comparison) -> str:
         "",
         body,
     ]
+    if comparison.memory:
+        lines += ["", _memory(comparison)]
     notes = [*_weighting(comparison), *comparison.notes]
     return "\n".join([*lines, "", *(f"  {note}" for note in notes)])
+
+
+def _memory(comparison: Comparison) -> str:
+    """Where the KV memory went: one row a figure of ``kvtop.memory_report``."""
+    header = ["Memory", *(_short(column.label) for column in comparison.columns)]
+    rows = [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
+    return table(rows, header=header)
 
 
 def _circumstances(shared: dict[str, Any]) -> str:
@@ -74,13 +84,18 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
 
 def format_value(measure: Measure, value: float | None) -> str:
     """One cell."""
+    return format_unit(measure.unit, value)
+
+
+def format_unit(unit: str, value: float | None) -> str:
+    """A number with its unit (``ns``, ``ratio``, ``count``, ``/s``); '-' where it was not measured."""
     if value is None:
         return MISSING
-    if measure.unit == "ns":
+    if unit == "ns":
         return format_ns(value)
-    if measure.unit == "ratio":
+    if unit == "ratio":
         return percent(value)
-    if measure.unit == "count":
+    if unit == "count":
         return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
     return significant(value)
 

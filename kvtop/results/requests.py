@@ -13,7 +13,7 @@ _COPIED = (
     "req_index", "request_id", "turn", "priority", "n", "prompt_tokens", "requested_output_tokens", "output_tokens",
     "t_sched_ns", "t_submit_ns", "t_first_sched_ns", "t_first_token_ns", "t_last_token_ns", "t_done_ns", "tpot_ns",
     "itl_max_ns", "hit_tokens", "restored_tokens", "recomputed_tokens", "num_preemptions", "preempted_ns",
-    "queue_total_ns", "peak_blocks",
+    "queue_total_ns", "peak_blocks", "shared_blocks_saved",
 )  # fmt: skip
 _TEXTS = ("session_id", "parent_request_id", "tenant", "miss_reason", "finish_reason")
 
@@ -30,7 +30,6 @@ class _Live:
     hit_tokens: int | None = None
     miss_reason: str | None = None
     num_preemptions: int = 0
-    shared_blocks_saved: int = 0
     last_token_ns: dict[str, int] = field(default_factory=dict)  # by sequence id
     itl_max_ns: int | None = None
 
@@ -46,9 +45,8 @@ class RequestRows:
         if event.phase == "arrived":
             self._live[event.request_id] = _Live(event)
             return
-        live = self._live.pop(event.request_id, None)
+        self._live.pop(event.request_id, None)
         row = {name: getattr(event, name) for name in _COPIED}
-        row["shared_blocks_saved"] = max(0, live.shared_blocks_saved) if live else None
         row |= {name: getattr(event, name) or None for name in _TEXTS}
         row |= {"class": event.klass or None, "status": status_of(event)}
         if row["status"] == "rejected":
@@ -120,7 +118,6 @@ def _cut_off(live: _Live) -> dict[str, Any]:
     row |= {"t_first_token_ns": live.t_first_token_ns, "t_last_token_ns": live.t_last_token_ns}
     row |= {"output_tokens": live.output_tokens, "hit_tokens": live.hit_tokens, "miss_reason": live.miss_reason}
     row |= {"num_preemptions": live.num_preemptions, "itl_max_ns": live.itl_max_ns}
-    row["shared_blocks_saved"] = max(0, live.shared_blocks_saved)
     return row
 
 
@@ -149,18 +146,4 @@ def _fold_preempted(live: _Live, decision: tuple[Any, ...], event: StepEvent) ->
     live.num_preemptions += 1
 
 
-def _fold_share(live: _Live, decision: tuple[Any, ...], event: StepEvent) -> None:
-    live.shared_blocks_saved += 1
-
-
-def _fold_copy(live: _Live, decision: tuple[Any, ...], event: StepEvent) -> None:
-    live.shared_blocks_saved -= 1
-
-
-_FOLDS = {
-    "lookup": _fold_lookup,
-    "chunk": _fold_chunk,
-    "preempted": _fold_preempted,
-    "share": _fold_share,
-    "copy": _fold_copy,
-}
+_FOLDS = {"lookup": _fold_lookup, "chunk": _fold_chunk, "preempted": _fold_preempted}

@@ -21,7 +21,7 @@ INT, TEXT, FLAG = pl.Int64, pl.String, pl.Boolean
 STATUSES = ("complete", "interrupted", "failed")
 REQUEST_STATUSES = ("ok", "empty", "rejected", "failed", "cutoff", "aborted")
 PHASES = ("warmup", "steady", "drain")
-KINDS = (*DECISION_FIELDS, "swap_out", "swap_in")
+KINDS = tuple(DECISION_FIELDS)
 
 
 def _schema(kind: Any, names: str, /, **others: Any) -> Schema:
@@ -66,9 +66,8 @@ STEPS: Schema = _schema(
     INT,
     "run_id step t_start_ns t_planned_ns t_done_ns device_ns predicted_ns num_running num_waiting prefill_tokens "
     "decode_tokens used_blocks idle_blocks fresh_blocks in_transfer_blocks filled_slots reserved_unused_slots "
-    "query_tokens hit_tokens evictions preemptions copies admitted finished waiting_reason",
-    run_id=TEXT,
-    waiting_reason=TEXT,
+    "query_tokens hit_tokens evictions preemptions copies admitted finished waiting_reason head_of_line",
+    **_typed(TEXT, "run_id waiting_reason head_of_line"),
 )
 
 EVENTS: Schema = _schema(
@@ -94,8 +93,9 @@ DEFINITIONS: dict[str, str] = {
     "hit_tokens": "tokens taken from the prefix cache at first admission, at most prompt - 1; null: never admitted",
     "restored_tokens": "tokens taken from the prefix cache after a preemption",
     "recomputed_tokens": "positions computed again after a preemption",
-    "peak_blocks": "most table entries held at once by one branch, or by all branches together as the engine reports",
-    "shared_blocks_saved": "table entries taken by sharing (hit, fork, de-duplication), less the copies that undid it",
+    "peak_blocks": "most table entries held at once by a branch, summed over the branches",
+    "shared_blocks_saved": "most table entries at once without a block of their own (hits in use, forks)",
+    "head_of_line": "sequence at the head of the queue that was refused in the step: everyone behind it waits for it",
     "cutoff": "the request was alive when the run ended; what had happened by then is kept",
 }
 """What each measured column means, by definitions version 1."""

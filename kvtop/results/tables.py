@@ -132,10 +132,12 @@ class _Tables:
         return [requests, self._steps, self._events]
 
 
-_STEP_FIELDS = tuple(name for name in STEPS if name not in ("run_id", "predicted_ns", "waiting_reason"))
+_STEP_TEXTS = ("waiting_reason", "head_of_line")
+_STEP_FIELDS = tuple(name for name in STEPS if name not in ("run_id", "predicted_ns", *_STEP_TEXTS))
 
 
 def _step_row(run_id: str, event: StepEvent) -> tuple[Any, ...]:
     values: dict[str, Any] = {name: getattr(event, name) for name in _STEP_FIELDS}
-    values |= {"run_id": run_id, "predicted_ns": None, "waiting_reason": event.waiting_reason or None}
+    values |= {name: getattr(event, name) or None for name in _STEP_TEXTS}
+    values |= {"run_id": run_id, "predicted_ns": None}
     return tuple(values[name] for name in STEPS)

@@ -154,6 +154,16 @@ def _unpin(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     _unref(pool, block)
 
 
+def _swap_in(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    """The next block of a swapped-out sequence is back, in a block that it has just been given."""
+    seq = sequences.get(decision[1])
+    if seq is not None:
+        start = seq.num_computed
+        # Folding from a keyframe does not know how much was swapped; all but the last known token is the most.
+        seq.num_computed = min(start + pool.block_size, seq.num_swapped or seq.num_tokens - 1)
+        fill(pool, seq.table, start, seq.num_computed)
+
+
 def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
     """Positions ``start .. end - 1`` of the sequence with this table are written."""
     size, filled = pool.block_size, pool.filled
@@ -176,6 +186,7 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
     "evict": _evict,
     "pin": _pin,
     "unpin": _unpin,
+    "swap_in": _swap_in,
 }
 
 

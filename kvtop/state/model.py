@@ -85,6 +85,7 @@ class SequenceState:
     t_first_token_ns: int | None = None
     t_last_token_ns: int | None = None
     last_itl_ns: int | None = None
+    num_swapped: int = 0  # computed tokens that wait in host memory
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
 
 

@@ -33,7 +33,9 @@ def weights(architecture: str, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape, dtype=np.float32) * 0.3 for name, shape in shapes.items()}
 
 
-def write_gguf(path: Path, architecture: str = "llama", *, quantised: bool = False, with_tokenizer: bool = False) -> None:
+def write_gguf(
+    path: Path, architecture: str = "llama", *, quantised: bool = False, with_tokenizer: bool = False
+) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -62,7 +64,7 @@ def write_gguf(path: Path, architecture: str = "llama", *, quantised: bool = Fal
 
 
 def _add_tokenizer(writer: Any) -> None:
-    tokens = ["<unk>", "<s>", "</s>", *(chr(33 + i) for i in range(VOCAB - 3))]
+    tokens = ["<unk>", "<s>", "</s>", "ab", *(chr(33 + i) for i in range(VOCAB - 4))]
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, *[1] * (VOCAB - 3)])

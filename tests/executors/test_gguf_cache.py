@@ -208,6 +208,10 @@ def test_folders_of_dead_processes_are_cleaned_up_and_live_ones_kept(cache: Path
     dead.mkdir()
     live.mkdir()
     os.utime(dead, (1, 1))
-    model_cache.publish("k", lambda folder: (folder / "a").write_text("a") and None)
+
+    def write(folder: Path) -> None:
+        (folder / "a").write_text("a")
+
+    model_cache.publish("k", write)
     assert not dead.exists()
     assert live.exists()

@@ -206,7 +206,10 @@ def test_attention_sinks_are_refused_rather_than_ignored(tmp_path: Path) -> None
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        **{**SIZES, "head_dim": 8}, num_local_experts=2, num_experts_per_tok=1, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+        **{**SIZES, "head_dim": 8},
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     assert "s_aux" in error_line(str(tmp_path))

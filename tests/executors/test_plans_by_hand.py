@@ -20,9 +20,7 @@ def test_packed_prompts_equal_generate(
     tiny: TorchExecutor, tiny_greedy: Greedy, budget: int | None, block_size: int
 ) -> None:
     prompts = prompts_of(LENGTHS, tiny.vocab_size)
-    for prompt, tokens in zip(
-        prompts, serve(tiny, prompts, 12, block_size=block_size, budget=budget), strict=True
-    ):
+    for prompt, tokens in zip(prompts, serve(tiny, prompts, 12, block_size=block_size, budget=budget), strict=True):
         tiny_greedy.assert_equal(prompt, tokens)
     assert tiny_greedy.excused <= 1
 

@@ -1,4 +1,4 @@
-"""The engine over a real model: tokens equal transformers' own greedy ``generate``, whatever the engine does meanwhile."""
+"""The engine over a real model: tokens equal transformers' own greedy ``generate``, whatever the engine does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def roomy(max_tokens: int) -> int:
 def tight(max_tokens: int) -> int:
     """The longest request fits alone and all shorter prompts together, but not their outputs: somebody is preempted."""
     num_blocks = blocks_for(LENGTHS[-1] + max_tokens)
-    assert sum(blocks_for(n) for n in LENGTHS[:-1]) <= num_blocks < sum(blocks_for(n + max_tokens) for n in LENGTHS[:-1])
+    others = LENGTHS[:-1]
+    assert sum(blocks_for(n) for n in others) <= num_blocks < sum(blocks_for(n + max_tokens) for n in others)
     return num_blocks
 
 

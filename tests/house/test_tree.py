@@ -1,4 +1,4 @@
-"""Habits of the tree that a reader relies on: short files, nothing of one machine, documents whose links lead somewhere."""
+"""Habits of the tree that a reader relies on: short files, nothing of one machine, links that lead somewhere."""
 
 from __future__ import annotations
 

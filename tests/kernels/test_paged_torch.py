@@ -21,7 +21,8 @@ class Case:
         pages = [num_pages(start + count, size)[0] for start, count in spans]
         ids = rng.permutation(sum(pages) + 4).tolist()
         self.tables = [[ids.pop() for _ in range(n)] for n in pages]
-        self.pool = KVPool([LayerShape(0, kv_heads, dim, dim)], sum(pages) + 4, size, torch.float32, torch.device("cpu"))
+        layers = [LayerShape(0, kv_heads, dim, dim)]
+        self.pool = KVPool(layers, sum(pages) + 4, size, torch.float32, torch.device("cpu"))
         self.pool.k[0].fill_(float("nan"))
         self.pool.v[0].fill_(float("nan"))
         self.spans, shape = spans, (heads, kv_heads, kv_heads)

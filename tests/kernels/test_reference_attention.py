@@ -33,7 +33,7 @@ def case(length: int, block_size: int, heads: int, kv_heads: int, dim: int, seed
     pages, _ = num_pages(length, block_size)
     table = rng.permutation(pages + 3)[:pages].tolist()
     q, k, v = (rng.standard_normal((length, n, dim)) for n in (heads, kv_heads, kv_heads))
-    pools = [scatter(x, table, pages + 3, block_size) for x in (k, v)]
+    pools = (scatter(k, table, pages + 3, block_size), scatter(v, table, pages + 3, block_size))
     return q, k, v, pools, table
 
 

@@ -155,7 +155,7 @@ def test_every_file_says_which_schema_it_has(tmp_path: Path) -> None:
 def test_row_groups_are_cut_by_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the rows arrived: many small additions give the bytes of one large one."""
     monkeypatch.setattr("kvtop.results.tables.CHUNK_ROWS", 10)
-    rows = [("r", i, *[0] * (len(STEPS) - 3), None) for i in range(95)]
+    rows = [("r", i, *[0] * (len(STEPS) - 4), None, None) for i in range(95)]
     for name, size in (("a", 1), ("b", 95)):
         (tmp_path / name).mkdir()
         builder = TableBuilder("steps")

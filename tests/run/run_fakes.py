@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterable
 
 from kvtop.engine.events import Command, Event, Keyframe
 from kvtop.engine.types import RequestSpec, SamplingParams
+from kvtop.state.model import PoolState, RunState
 
 
 def request(index: int, *, at_ns: int = 0, prompt: int = 6, out: int = 4) -> RequestSpec:
     """Distinct tokens for each request."""
     tokens = [index * 1000 + i for i in range(prompt)]
     return RequestSpec(tokens, SamplingParams(max_tokens=out), request_id=f"q{index}", arrival_ns=at_ns)
+
+
+def pool_of(state: RunState) -> PoolState:
+    assert state.pool is not None
+    return state.pool
 
 
 class ListSource:

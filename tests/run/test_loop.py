@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from run_fakes import ListInbox, ListOutlet, ListSource, request
+from run_fakes import ListInbox, ListOutlet, ListSource, pool_of, request
 
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, RealClock, Recorder
 from kvtop.engine.errors import KvtopError
@@ -34,7 +34,9 @@ STEP_NS = 10_000_000
 
 def make(source: ListSource, inbox: ListInbox | None = None, *, executor=None, clock=None, config=None, **options):
     values = {"num_blocks": 32, "block_size": 4, "max_batched_tokens": 64} | (config or {})
-    engine = Engine(EngineConfig(**values), executor or NullExecutor(STEP_NS), clock=clock, recorder=Recorder())
+    engine = Engine(
+        EngineConfig.from_mapping(values), executor or NullExecutor(STEP_NS), clock=clock, recorder=Recorder()
+    )
     outlet = ListOutlet()
     return RunLoop(engine, source, [outlet], inbox or ListInbox(), **options), engine, outlet
 
@@ -52,12 +54,13 @@ def test_serves_everything_and_ends_complete() -> None:
 
 def test_virtual_time_jumps_to_the_next_arrival() -> None:
     source = ListSource([request(0), request(1, at_ns=3_600_000_000_000)])
-    loop, _, outlet = make(source)
+    inbox = ListInbox()
+    loop, _, outlet = make(source, inbox)
     began = time.perf_counter()
     loop.run()
     assert time.perf_counter() - began < 5
     assert [e.t_start_ns for e in outlet.of(StepEvent)][-4] == 3_600_000_000_000
-    assert loop.inbox.waits == []
+    assert inbox.waits == []
 
 
 def test_real_time_sleeps_until_the_next_arrival() -> None:
@@ -198,8 +201,8 @@ def test_a_keyframe_on_request_equals_the_fold_so_far() -> None:
     for event in outlet.events[:late]:
         reduce(whole, event)
     reduce(fresh, outlet.events[late])
-    assert whole.pool.state == fresh.pool.state
-    assert whole.pool.owners == fresh.pool.owners
+    assert pool_of(whole).state == pool_of(fresh).state
+    assert pool_of(whole).owners == pool_of(fresh).owners
     assert {i: s.table for i, s in whole.sequences.items()} == {i: s.table for i, s in fresh.sequences.items()}
     assert whole.totals["output_tokens"] == fresh.totals["output_tokens"] > 0
 
@@ -213,8 +216,8 @@ def test_no_keyframe_while_an_abort_waits_to_be_told() -> None:
     state = RunState()
     for event in outlet.events[late:]:
         reduce(state, event)
-    assert state.pool.counts[2] == 0, "nothing is used at the end"
-    assert min(state.pool.refcount) == 0
+    assert pool_of(state).counts[2] == 0, "nothing is used at the end"
+    assert min(pool_of(state).refcount) == 0
     told = [e.request_id for e in outlet.events[:late] if isinstance(e, RequestEvent) and e.phase == "finished"]
     assert told == ["q0"]
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from run_fakes import ListInbox, ListOutlet, ListSource, request
+from run_fakes import ListInbox, ListOutlet, ListSource, pool_of, request
 
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, Recorder
 from kvtop.engine.events import Event, Gap, Keyframe, RequestEvent, StepEvent, decode_many
@@ -84,10 +84,10 @@ def test_a_slow_reader_gets_gaps_and_ends_with_the_right_state(pipe) -> None:
     for gap in gaps:
         assert isinstance(seen[seen.index(gap) + 1], Keyframe)
     slow, full = fold(seen), fold(whole)
-    assert slow.pool.state == full.pool.state
-    assert slow.pool.key == full.pool.key
-    assert slow.pool.filled == full.pool.filled
-    assert slow.pool.owners == full.pool.owners
+    assert pool_of(slow).state == pool_of(full).state
+    assert pool_of(slow).key == pool_of(full).key
+    assert pool_of(slow).filled == pool_of(full).filled
+    assert pool_of(slow).owners == pool_of(full).owners
     assert slow.sequences == full.sequences == {}
     assert slow.totals["output_tokens"] == full.totals["output_tokens"]
 

@@ -24,7 +24,8 @@ from kvtop.engine.events import (
 )
 from kvtop.state.blocks import BLOCK_FOLDS
 from kvtop.state.model import FRESH, HISTORY_STEPS, IDLE, IN_TRANSFER, LATENCY_WINDOW_NS, USED, PoolState, RunState
-from kvtop.state.reduce import _EVENT_FOLDS, _REQUEST_FOLDS, reduce
+from kvtop.state.reduce import _EVENT_FOLDS, reduce
+from kvtop.state.requests import REQUEST_FOLDS
 
 MS = 1_000_000
 FRESH_POOL = Keyframe(step=0, t_ns=0, num_blocks=6, block_size=4, blocks=[], sequences=[], totals={})
@@ -42,7 +43,7 @@ def step(number: int, *decisions: Decision, emitted: list[tuple[str, int]] | Non
     end = number * 10 * MS
     return StepEvent(
         step=number, t_start_ns=end - 10 * MS, t_planned_ns=end - 10 * MS, t_done_ns=end, decisions=list(decisions),
-        emitted=emitted or [], **fields,
+        emitted=emitted or [], **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -70,7 +71,9 @@ STARTED = (arrival(sched_ms=-5), step(1, *ADMIT, *COMPUTE, emitted=[("a", 1)]))
 
 
 def test_every_kind_of_decision_and_event_is_folded_or_known_not_to_matter() -> None:
-    assert set(DECISION_FIELDS) - set(BLOCK_FOLDS) - set(_REQUEST_FOLDS) == {"rejected", "cleared", "config", "stalled"}
+    assert set(DECISION_FIELDS) - set(BLOCK_FOLDS) - set(REQUEST_FOLDS) == {
+        "rejected", "cleared", "config", "stalled", "swap_out",
+    }  # fmt: skip
     assert set(_EVENT_FOLDS) == set(Event.__subclasses__())
 
 
@@ -206,6 +209,30 @@ def test_preemption_takes_everything_and_resuming_counts_what_was_restored() -> 
     assert (seq.state, seq.table, seq.num_computed, seq.cached_tokens) == ("running", [0, 5], 7, 0)
     assert state.totals["restored_tokens"] == 4
     assert state.totals["recomputed_tokens"] == 2, "positions 4 and 5; position 6 had never been computed"
+
+
+def test_swapping_out_loses_nothing_and_comes_back_into_other_blocks() -> None:
+    state = fold(
+        *STARTED,
+        step(
+            2, ("swap_out", "a", 0, 0, 0), ("swap_out", "a", 0, 1, 1), ("preempted", "a", "no_blocks", "z", 0, 2),
+            ("free", "a", 0, 1, "release"), ("free", "a", 0, 0, "release"),
+        ),
+    )  # fmt: skip
+    seq = state.sequences["a"]
+    assert (seq.state, seq.num_computed, seq.num_swapped, seq.table) == ("preempted", 0, 6, [])
+    reduce(
+        state,
+        step(
+            3, ("alloc", "a", 0, 4, 0), ("alloc", "a", 0, 5, 4), ("swap_in", "a", 0, 4, 0), ("swap_in", "a", 0, 5, 1),
+            ("resumed", "a", 7, 2, 6), ("chunk", "a", 1, 6),
+        ),
+    )  # fmt: skip
+    pool = pool_of(state)
+    assert (seq.num_computed, seq.num_swapped, seq.table) == (7, 0, [4, 5])
+    assert (pool.filled[4], pool.filled[5]) == (4, 3)
+    assert state.totals["restored_tokens"] == 6
+    assert state.totals.get("recomputed_tokens", 0) == 0
 
 
 def test_pins_hold_a_block_without_an_owner() -> None:
@@ -366,13 +393,14 @@ def test_history_and_log_are_bounded() -> None:
     assert len(state.log) == state.log.maxlen
 
 
-@pytest.mark.parametrize("kind", sorted({*BLOCK_FOLDS, *_REQUEST_FOLDS} - {"arrived"}))
+@pytest.mark.parametrize("kind", sorted({*BLOCK_FOLDS, *REQUEST_FOLDS} - {"arrived"}))
 def test_decisions_about_unknown_requests_break_nothing(kind: str) -> None:
     """After a gap a step may speak of a sequence whose arrival was lost."""
     samples: dict[str, Decision] = {
         "alloc": ("alloc", "x", 0, 4, 0), "share": ("share", "x", 0, 0, 0, "hit"), "copy": ("copy", "x", 0, 4, 0, 0),
         "free": ("free", "x", 0, 0, "release"), "publish": ("publish", "x", 0, 1, 5, 0),
         "unpublish": ("unpublish", 0, 0, 77, "reset"), "evict": ("evict", "x", 0, 5, 1, 0, 1, 1, 0),
+        "swap_in": ("swap_in", "x", 0, 0, 0),
         "pin": ("pin", 0, 0), "unpin": ("unpin", 0, 1), "chunk": ("chunk", "x", 4, 0),
         "lookup": ("lookup", "x", 0, "never_seen", None, 1, None),
         "admitted": ("admitted", "x", 4, 1, 1), "resumed": ("resumed", "x", 4, 1, 1),

@@ -139,6 +139,9 @@ CONFIGS = {
     "deferred": {"deferred_free_steps": 2, "num_blocks": 9},
     "no cache": {"prefix_caching": False},
     "contiguous": {"allocator": "contiguous-max", "max_model_len": 16, "num_blocks": 13},
+    "pow2": {"allocator": "contiguous-pow2", "max_model_len": 33, "num_blocks": 16},
+    "oracle": {"allocator": "contiguous-oracle", "max_model_len": 33, "num_blocks": 13},
+    "swap": {"preemption": "swap", "host_blocks": 8, "num_blocks": 8},
     "lpm": {"policy": "lpm"},
     "whole prompts": {"chunked_prefill": False, "max_batched_tokens": 64, "num_blocks": 10},
     "block size 1": {"block_size": 1, "num_blocks": 40},
@@ -203,9 +206,12 @@ def test_the_random_runs_make_every_kind_of_decision() -> None:
     """The comparisons above are worth what they cover."""
     seen: set[str] = set()
     for seed in range(12):
-        for events in Driver(seed, num_blocks=7, max_num_seqs=4).steps(60):
-            seen |= {decision[0] for event in events if isinstance(event, StepEvent) for decision in event.decisions}
-    assert seen >= set(BLOCK_FOLDS) | {"lookup", "admitted", "resumed", "preempted", "forked", "aborted", "skipped"}
+        for name in ("tight", "swap"):
+            for events in Driver(seed, **CONFIGS[name]).steps(60):
+                steps = [event for event in events if isinstance(event, StepEvent)]
+                seen |= {decision[0] for event in steps for decision in event.decisions}
+    others = {"chunk", "swap_out", "lookup", "admitted", "resumed", "preempted", "forked", "aborted", "skipped"}
+    assert seen >= set(BLOCK_FOLDS) | others
 
 
 def test_nothing_is_left_of_a_request_that_ended() -> None:

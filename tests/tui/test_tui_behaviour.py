@@ -271,19 +271,37 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("size", [(80, 24), (131, 41)])
-async def test_hostile_names_are_shown_literally_and_never_break_a_line(name, size):
-    manifest = {"model": name, "workload": name, "policy": name, "device": name}
-    rows = [sequence(name, "running", [0]), sequence(f"w{name}", "waiting", [], "head_of_line", name)]
-    app = app_with([started(**manifest), Notice(t_ns=0, text=name), keyframe(*rows, blocks=[used(0, 1)])])
+@pytest.mark.parametrize("size", [(80, 24), (131, 41), (200, 50)])
+async def test_hostile_names_are_shown_literally_and_never_break_a_line(size):
+    app = app_with()
     async with app.run_test(size=size) as pilot:
+        for name in HOSTILE:
+            manifest = {"model": name, "workload": name, "policy": name, "device": name}
+            rows = [sequence(name, "running", [0]), sequence(f"w{name}", "waiting", [], "head_of_line", name)]
+            frame = keyframe(*rows, blocks=[used(0, 1)])
+            await settled(pilot, started(**manifest), Notice(t_ns=0, text=name, level="warning"), frame)
+            lines = screen_lines(app)
+            assert all(cell_len(line) == size[0] for line in lines)
+            assert not {c for line in lines for c in line} & set("\x1b\x07\x9b\r\n\u202e\u200b\u200d\ufe0f")
+            if name.isprintable() and len(name) < 20:
+                assert name in lines[0]
+                assert f"behind {name}" in screen_text(app)
+
+
+async def test_room_under_a_small_map_lists_who_holds_most():
+    blocks = [used(i, 2 if i == 0 else 1) for i in range(9)]
+    rows = [sequence("small", "running", [0, 1]), sequence("large", "running", [0, *range(2, 9)])]
+    app = app_with([started(), keyframe(*rows, blocks=blocks)])
+    async with app.run_test(size=(200, 50)) as pilot:
         await settled(pilot)
         lines = screen_lines(app)
-    assert all(cell_len(line) == size[0] for line in lines)
-    assert not {c for line in lines for c in line} & set("\x1b\x07\x9b\r\n\u202e\u200b\u200d\ufe0f")
-    if name.isprintable() and len(name) < 20:
-        assert name in lines[0]
+        heading = next(y for y, line in enumerate(lines) if line.startswith("held most by"))
+        assert lines[heading + 1].split()[:4] == ["large", "8", "12.5", "%"]
+        assert "1 shared" in lines[heading + 1]
+        assert lines[heading + 2].split()[:4] == ["small", "2", "3.1", "%"]
+        await pilot.resize_terminal(80, 24)
+        await settled(pilot)
+        assert "held most by" not in screen_text(app)
 
 
 async def test_no_size_raises_and_every_row_is_full():
@@ -291,7 +309,7 @@ async def test_no_size_raises_and_every_row_is_full():
     app = app_with(recorded())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        for i in range(40):
+        for i in range(30):
             width, height = rng.randint(1, 200), rng.randint(1, 60)
             await pilot.resize_terminal(width, height)
             await pilot.press(

@@ -56,8 +56,11 @@ async def settled(pilot: Pilot, *events: Event) -> None:
     while session.events or app._pending:
         await pilot.pause(0.01)
     app.tick()
-    await pilot.pause()
-    await pilot.pause()
+    before, now = "", None
+    while before != now:  # a new size reaches some widgets a refresh later
+        before = now
+        await pilot.pause(0.02)
+        now = screen_text(app)
 
 
 def screen_lines(app: KvtopApp) -> list[str]:

@@ -13,8 +13,12 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.text import clean, join_fitting, plural, whole
 from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.grid import lay_out
+from kvtop.tui.widgets.holders import holder_lines
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 
+FIXED_ROWS = 4  # title, legend, two lines about the cursor
+MIN_HOLDER_ROWS = 4
 _LEGEND: Line = [
     (f"{glyphs.FRESH} ", "fresh"),
     ("fresh  ", "soft"),
@@ -33,7 +37,7 @@ _LEGEND: Line = [
 
 
 class BlocksPanel(Panel):
-    """The block map, its legend, and what is under the cursor."""
+    """The block map, its legend, what is under the cursor and, where there is room, who holds most."""
 
     TITLE = "Blocks"
     QUESTION = "who holds what?"
@@ -49,12 +53,16 @@ Every cell is a block: the keys and values of a fixed number of tokens.
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
 Blocks of the request selected in the table are marked. Enter on a
-block selects its owner in the table; again: its next owner."""
+block selects its owner in the table; again: its next owner. Where a small
+pool leaves room, the sequences that hold most of it are listed below."""
+
+    _shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
 
     def compose_body(self) -> ComposeResult:
         yield BlockMap(id="map")
         yield Lines(id="legend")
         yield Lines(id="under-cursor")
+        yield Lines(id="holders")
 
     @property
     def map(self) -> BlockMap:
@@ -67,9 +75,26 @@ block selects its owner in the table; again: its next owner."""
         return [(f"{plural(pool.num_blocks, 'block')} of {plural(pool.block_size, 'token')}", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
+        self._share_out(frame)
         self.map.update_frame(frame)
+        holders = self.query_one("#holders", Lines)
+        if holders.display:
+            holders.set_lines([cut(line, self.size.width) for line in holder_lines(frame, *holders.size)])
         self._show_legend()
         self._show_cursor(frame)
+
+    def _share_out(self, frame: Frame) -> None:
+        """Give the rows that the map has no blocks for to the list of holders."""
+        holders, pool = self.query_one("#holders", Lines), frame.state.pool
+        room = self.size.height - FIXED_ROWS
+        rows = lay_out(pool.num_blocks, self.size.width, max(1, room)).num_rows if pool else room
+        spare = room - rows if not self.map.one_a_cell else 0
+        shares = (rows, spare) if spare >= MIN_HOLDER_ROWS else None
+        if shares != self._shares:
+            self._shares = shares
+            holders.display = shares is not None
+            self.map.styles.height = "1fr" if shares is None else rows
+            self.call_after_refresh(self.redraw)  # the two have their new sizes then
 
     @on(BlockMap.Moved)
     def _on_moved(self) -> None:

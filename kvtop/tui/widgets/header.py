@@ -29,7 +29,7 @@ def progress_bar(share: float, width: int) -> Line:
 
 
 def _facts(state: RunState, keys: tuple[str, ...]) -> list[str]:
-    return [clean(state.manifest[key]) for key in keys if state.manifest.get(key) not in (None, "")]
+    return [clean(state.manifest[key]) for key in keys if state.manifest.get(key) not in (None, "", "none")]
 
 
 class HeaderBar(Lines):
@@ -45,8 +45,8 @@ class HeaderBar(Lines):
             right += [("   step ", "soft"), (whole(state.step), "strong"), ("   ", ""), (clock(state.t_ns), "text")]
         left: Line = [(" kvtop", "brand")]
         model = _facts(state, ("model",))
-        if model:
-            left += [("  ", ""), (model[0], "strong")]
+        if state.manifest:
+            left += [("  ", ""), (model[0], "strong") if model else ("no model", "soft")]
         room = max(0, width - width_of(right) - 3)
         for fact in _facts(state, ("device", "dtype")):
             more: Line = [(" · ", "faint"), (fact, "text")]
