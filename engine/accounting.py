@@ -217,7 +217,7 @@ class Accountant:
 
     def seal(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> None:
         """The step's event, then the endings whose decisions it holds."""
-        if self.recorder.enabled and (out.plan or self.recorder.has_decisions):
+        if self.recorder.enabled and (out.plan or self.recorder.has_decisions or self.allocator.num_settled):
             self.recorder.seal(**self._fields(out, start_ns, planned_ns, done_ns, step))
         self._emitted, self._device_ns, self._num_finished = [], 0, 0
         self._before = self._totals()
@@ -247,6 +247,7 @@ class Accountant:
             "idle_blocks": pool.num_idle,
             "fresh_blocks": pool.num_fresh,
             "in_transfer_blocks": pool.num_in_transfer,
+            "host_blocks": self.allocator.host_used,
             "filled_slots": pool.filled_used,
             "reserved_unused_slots": pool.num_used * pool.block_size - pool.filled_used,
             "query_tokens": query,

@@ -72,6 +72,10 @@ class BlockPool:
     def num_in_transfer(self) -> int:
         return len(self._transfer)
 
+    def in_transfer(self) -> list[int]:
+        """In order of release."""
+        return list(self._transfer)
+
     def state(self, block: int) -> BlockState:
         if self.refcount[block]:
             return BlockState.USED
@@ -164,14 +168,17 @@ class BlockPool:
             self.evictor.remove(block)
             self._make_fresh(block)
 
-    def end_transfers(self, step: int) -> None:
-        """Blocks whose deferred free is due become fresh or idle. The dict is in order of release."""
+    def end_transfers(self, step: int) -> int:
+        """Blocks whose deferred free is due become fresh or idle; returns how many. The dict is in order of release."""
+        num_settled = 0
         while self._transfer:
             block, (due, published) = next(iter(self._transfer.items()))
             if due > step:
-                return
+                break
             del self._transfer[block]
             self._settle(block, published)
+            num_settled += 1
+        return num_settled
 
     def _unref(self, block: int, published: bool, step: int) -> None:
         self.refcount[block] -= 1

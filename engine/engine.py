@@ -180,7 +180,7 @@ class Engine:
         An exception of the executor leaves every table as planned: the same step can be tried again.
         """
         if not self.has_requests:
-            return self._flush()
+            return self._settle()
         start = self.clock.now_ns()
         plan = self.scheduler.schedule(self.num_steps, start)
         planned = self.clock.now_ns()
@@ -192,6 +192,9 @@ class Engine:
             self._in_flight = True
             try:
                 result = self.executor.execute(plan)
+            except BaseException:
+                self.flush()  # what was decided belongs in the log, most of all when it failed
+                raise
             finally:
                 self._in_flight = False
             self.allocator.executed()
@@ -228,18 +231,32 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A ``step`` would do something: requests live, or decisions wait to be sealed into an event."""
-        return bool(self._sequences or self.accountant.pending or self.recorder.has_decisions)
+        return bool(
+            self._sequences
+            or self.accountant.pending
+            or self.recorder.has_decisions
+            or self.allocator.pool.num_in_transfer
+        )
 
-    def _flush(self) -> StepOutput:
-        """Seal what happened between steps (an abort, a rejection) although no step follows."""
+    def flush(self) -> None:
+        """Seal what happened since the last step (an abort, a rejection, a reset) into an event of its own."""
+        self.allocator.num_settled = 0
+        self._seal_now(self.accountant.begin_empty(self.num_steps))
+
+    def _settle(self) -> StepOutput:
+        """A step without requests: deferred frees fall due, and nothing that was decided stays untold."""
         out = self.accountant.begin_empty(self.num_steps)
         if self.allocator.pool.num_in_transfer:
-            self.num_steps += 1
             self.allocator.begin_step(self.num_steps)
-        if self.has_work:
-            now = self.clock.now_ns()
-            self.accountant.seal(out, now, now, now, self.num_steps)
+            self.num_steps += 1
+        else:
+            self.allocator.num_settled = 0
+        self._seal_now(out)
         return out
+
+    def _seal_now(self, out: StepOutput) -> None:
+        now = self.clock.now_ns()
+        self.accountant.seal(out, now, now, now, out.step)
 
     def _register_forks(self, out: StepOutput) -> None:
         for seq in self.accountant.forked:

@@ -84,6 +84,7 @@ class StepEvent(Event, frozen=True, tag="step", kw_only=True):
     idle_blocks: int = 0
     fresh_blocks: int = 0
     in_transfer_blocks: int = 0
+    host_blocks: int = 0  # in use, for swapped-out sequences
     filled_slots: int = 0  # token slots filled in used blocks, shared blocks once
     reserved_unused_slots: int = 0  # slots of used blocks that hold nothing
     query_tokens: int = 0  # in this step, as the next three
@@ -175,10 +176,15 @@ class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     t_submit_ns: int
     t_first_token_ns: int | None
     t_last_token_ns: int | None
+    high_water: int = 0  # positions below it have been computed before
+    num_swapped: int = 0  # tokens that wait in host memory
 
 
 class Keyframe(Event, frozen=True, tag="key", kw_only=True):
-    """The whole pool and request table after step ``step``: where folding may start. Fresh blocks are left out."""
+    """The whole pool and request table before step ``step``: where folding may start.
+
+    Fresh blocks are left out; those in transfer come last, in order of their release.
+    """
 
     step: int
     t_ns: int

@@ -111,7 +111,7 @@ def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant)
         preemptions=scheduler.num_preemptions,
         evictions=allocator.num_evictions,
         copies=allocator.num_copies,
-        host_used=allocator.host.num_used if isinstance(allocator, PagedAllocator) else 0,
+        host_used=allocator.host_used,
     )
 
 
@@ -173,10 +173,9 @@ def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, ste
     pool = allocator.pool
     cache = allocator.cache if isinstance(allocator, PagedAllocator) else None
     blocks = []
-    for block in range(pool.num_blocks):
+    settled = [b for b in range(pool.num_blocks) if pool.state(b) in (BlockState.IDLE, BlockState.USED)]
+    for block in [*settled, *pool.in_transfer()]:
         state = pool.state(block)
-        if state is BlockState.FRESH:
-            continue
         published = cache is not None and cache.is_published(block)
         blocks.append(
             BlockRow(
@@ -223,6 +222,8 @@ def _sequence_row(seq: Sequence, scheduler: Scheduler) -> SequenceRow:
         t_submit_ns=seq.request.t_submit_ns,
         t_first_token_ns=seq.t_first_token_ns,
         t_last_token_ns=seq.t_last_token_ns,
+        high_water=seq.high_water,
+        num_swapped=seq.num_swapped,
     )
 
 

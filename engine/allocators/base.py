@@ -45,6 +45,7 @@ class Allocator(ABC):
         evictor = make_evictor(config.eviction, config.num_blocks, cache)
         self.pool = BlockPool(config.num_blocks, config.block_size, evictor, config.deferred_free_steps)
         self.step = 0
+        self.num_settled = 0  # deferred frees that fell due in this step
         self.promised = 0  # blocks promised to admitted sequences and not allocated yet
         self.hold = 0  # blocks that admissions of this step must leave to running sequences scheduled after them
         self.copies: list[tuple[int, int]] = []  # (source, destination) the executor has not done yet
@@ -113,6 +114,11 @@ class Allocator(ABC):
         seq.block_table = []
         seq.num_published = seq.num_computed = seq.saved_blocks = 0
 
+    @property
+    def host_used(self) -> int:
+        """Host blocks that hold swapped-out sequences."""
+        return 0
+
     def end(self, seq: Sequence) -> None:
         """``seq`` has finished: nothing of it is kept for a return."""
         self.release(seq)
@@ -131,7 +137,7 @@ class Allocator(ABC):
     def begin_step(self, step: int) -> None:
         self.step = step
         self.evictions = []
-        self.pool.end_transfers(step)
+        self.num_settled = self.pool.end_transfers(step)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -226,6 +226,10 @@ class PagedAllocator(Allocator):
             self.cache.last_use_step[block] = self.step
         super().release(seq)
 
+    @property
+    def host_used(self) -> int:
+        return self.host.num_used
+
     def end(self, seq: Sequence) -> None:
         super().end(seq)
         self.host.give(seq.host_table)

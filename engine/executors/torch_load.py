@@ -158,10 +158,15 @@ def _from_pretrained(
             attn_implementation=torch_attention.NAME,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the sizes
             **extra,
         )
     except Exception as error:  # a weight file can be wrong in any way
         raise ModelError(f"{shown}: cannot load the weights: {one_line(error)}") from error
+    mismatched = sorted(report.get("mismatched_keys", ()))
+    if mismatched:
+        key, found, expected = mismatched[0]
+        raise ModelError(f"{shown}: {key} has shape {tuple(found)}, config.json makes it {tuple(expected)}")
     missing = sorted(report.get("missing_keys", ()))
     if missing:  # transformers would go on with random values
         raise ModelError(f"{shown}: the weight files lack {len(missing)} tensors, the first is {missing[0]}")
@@ -210,12 +215,21 @@ def _rope_kinds(parameters: Any) -> list[str]:
 
 
 def _check_json(path: Path) -> None:
+    import transformers
+    from transformers import CONFIG_MAPPING
+
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {one_line(error)}") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {one_line(error)}") from error
     if not isinstance(content, dict) or "model_type" not in content:
         raise ModelError(f"{path} is not a model's config: it has no model_type")
+    if content["model_type"] not in CONFIG_MAPPING and "auto_map" not in content:
+        raise ModelError(
+            f"{path}: model type {content['model_type']!r} is not known to transformers {transformers.__version__}"
+        )
 
 
 def _download(name: str, progress: Progress) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvtop.engine.errors import ConfigError, ModelError
+from kvtop.engine.errors import ModelError
 from kvtop.engine.executors import torch_attention
 from kvtop.engine.executors.quiet import one_line, quiet
 from kvtop.engine.executors.torch_batch import PagedBatch, Row
@@ -53,8 +53,8 @@ def probe_layers(model: Any, name: str) -> list[LayerShape]:
     try:
         with torch.inference_mode(), quiet():
             forward(model, probe, one, one, torch.zeros(1, dtype=torch.long, device=device))
-    except (ModelError, ConfigError):
-        raise
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
     except Exception as error:  # a model of any code may fail in any way
         raise ModelError(f"{name}: cannot be run with paged attention: {one_line(error)}") from error
     expected = model.config.get_text_config().num_hidden_layers

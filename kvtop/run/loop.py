@@ -225,6 +225,7 @@ class RunLoop:
                     clock.resume()
             case Abort(request_id=request_id):
                 self.engine.abort(request_id)
+                self.engine.flush()  # paused, no step would tell it
                 self._drain()
             case RequestKeyframe():
                 self._keyframe_wanted = True
@@ -257,11 +258,17 @@ class RunLoop:
     def _keyframes(self) -> None:
         """Keyframes that somebody asked for.
 
-        Not while decisions wait for their step: the keyframe would hold their effect, and the step bring it again.
+        Decisions that wait for their step are told before: the keyframe holds their effect already.
         """
         asking = [outlet for outlet in self.outlets if outlet.tick(self._step)]
-        if self.engine.recorder.has_decisions or not (asking or self._keyframe_wanted):
+        if not (asking or self._keyframe_wanted):
             return
+        if self.engine.recorder.has_decisions:
+            self.engine.flush()
+            self._drain()
+            batch, self._batch = self._batch, []
+            for outlet in self.outlets:
+                outlet.send(batch)
         keyframe = self.keyframe()
         for outlet in self.outlets:
             if outlet in asking:

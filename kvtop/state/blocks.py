@@ -159,8 +159,7 @@ def _swap_in(pool: PoolState, sequences: Sequences, decision: Decision, step: in
     seq = sequences.get(decision[1])
     if seq is not None:
         start = seq.num_computed
-        # Folding from a keyframe does not know how much was swapped; all but the last known token is the most.
-        seq.num_computed = min(start + pool.block_size, seq.num_swapped or seq.num_tokens - 1)
+        seq.num_computed = min(start + pool.block_size, seq.num_swapped)
         fill(pool, seq.table, start, seq.num_computed)
 
 

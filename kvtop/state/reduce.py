@@ -75,6 +75,7 @@ def _count(totals: dict[str, int], event: StepEvent, notes: StepNotes) -> None:
     add(totals, "recomputed_tokens", notes.recomputed)
     totals["used"], totals["idle"] = event.used_blocks, event.idle_blocks
     totals["fresh"], totals["in_transfer"] = event.fresh_blocks, event.in_transfer_blocks
+    totals["host_used"] = event.host_blocks
 
 
 def _remember(state: RunState, event: StepEvent) -> None:
@@ -113,7 +114,6 @@ def _keyframe(state: RunState, event: Keyframe) -> None:
     if not state.head_of_line:
         state.head_of_line = next((row.seq_id for row in waiting if row.wait_reason), "")
     state.totals.update(event.totals)
-    state.totals.pop("host_used", None)  # steps do not tell how it changes
 
 
 def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
@@ -136,11 +136,8 @@ def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
         t_first_token_ns=row.t_first_token_ns,
         t_last_token_ns=row.t_last_token_ns,
     )
-    # A sequence that has emitted computed everything but its last token; of a chunked one only the present is known.
-    computed = row.num_tokens - 1 if row.num_tokens > row.num_prompt else row.num_computed
-    seq.high_water = computed
+    seq.high_water, seq.num_swapped = row.high_water, row.num_swapped
     if known is not None:
-        seq.high_water = max(known.high_water, computed)
         seq.miss_reason, seq.last_itl_ns = known.miss_reason, known.last_itl_ns
         seq.need_blocks, seq.have_blocks = known.need_blocks, known.have_blocks
         if row.wait_reason == "head_of_line":  # its own reason, if it ever was the head

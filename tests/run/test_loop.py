@@ -253,7 +253,7 @@ def test_an_exception_of_the_engine_is_one_line_and_a_traceback() -> None:
     end = loop.run()
     assert (end.status, end.exit_code, end.error) == ("failed", 1, "RuntimeError: out of memory")
     assert "BrokenExecutor" in end.traceback or "execute" in end.traceback
-    assert len(outlet.of(StepEvent)) == 3, "what was done before is told"
+    assert len(outlet.of(StepEvent)) == 4, "what was done before is told, and what the failed step had decided"
 
 
 def test_an_error_of_ours_needs_no_traceback() -> None:
