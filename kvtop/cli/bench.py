@@ -26,7 +26,7 @@ Run workloads under several policies, each in its own engine process, and write 
 EXAMPLES = """
 kvtop bench -w mooncake-conversation -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o results/first
 kvtop bench -w trace.jsonl.gz -p fcfs --executor null --num-blocks 4096 -o results/replay
-kvtop bench -w azure-code -p fcfs --allocator paged --allocator contiguous-max --limit 32 -o results/alloc --resume
+kvtop bench -w azure-conv -p fcfs --allocator paged --allocator contiguous-max --limit 32 -o results/alloc --resume
 """
 
 EXIT_INTERRUPTED = 130

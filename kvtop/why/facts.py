@@ -77,12 +77,12 @@ def facts_of(events: Iterable[Event], name: str, run: Mapping[str, Any] | None =
     """Facts of a request from the event stream; None when it never arrived. Complexity: O(all decisions)."""
     requests: dict[str, dict[str, Any]] = {}
     decisions: list[Row] = []
-    steps: list[StepTimes] = []
+    steps: dict[int, StepTimes] = {}  # what happens while nobody lives is told under the number of the next step
     manifest: Mapping[str, Any] = run or {}
     for event in events:
         if isinstance(event, StepEvent):
             decisions += [decision_row(event.step, decision) for decision in event.decisions]
-            steps.append(step_times(event))
+            steps[event.step] = step_times(event)
         elif isinstance(event, RequestEvent):
             requests[event.request_id] = request_row(event)
         elif isinstance(event, RunStarted) and run is None:
@@ -90,7 +90,7 @@ def facts_of(events: Iterable[Event], name: str, run: Mapping[str, Any] | None =
     request_id = owner_of(name, requests)
     if request_id is None:
         return None
-    return Facts(name, requests[request_id], since_arrival(decisions, request_id), steps, manifest)
+    return Facts(name, requests[request_id], since_arrival(decisions, request_id), list(steps.values()), manifest)
 
 
 def since_arrival(decisions: Sequence[Row], request_id: str) -> Sequence[Row]:

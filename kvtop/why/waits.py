@@ -175,10 +175,10 @@ def _heads(group: list[Stretch], run: Mapping[str, Any]) -> str:
         steps[str(stretch.other)] = steps.get(str(stretch.other), 0) + stretch.num_steps
     longest = sorted(steps, key=lambda head: -steps[head])
     if len(longest) == 1:
-        return f"{longest[0]}, who came first ({_why(group[-1], run)})"
+        return f"{longest[0]}, ahead in the queue ({_why(group[-1], run)})"
     shown = [f"{head} ({steps[head]:,} steps)" if steps[head] > 1 else f"{head} (1 step)" for head in longest]
     last = next(s for s in reversed(group) if s.other == longest[0])
-    return f"{listed(shown)}, who came first ({longest[0]}: {_why(last, run)})"
+    return f"{listed(shown)}, ahead in the queue ({longest[0]}: {_why(last, run)})"
 
 
 def _why(stretch: Stretch, run: Mapping[str, Any]) -> str:

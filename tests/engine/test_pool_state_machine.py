@@ -6,10 +6,11 @@ every live sequence must read back exactly its own prefix. Aliasing of any kind 
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from pool_model import ModelSequence, PoolModel
@@ -30,14 +31,10 @@ from kvtop.engine.api import (
 from kvtop.engine.prefix_cache import default_key
 from kvtop.engine.sequence import Request, Sequence
 
-TOKENS = st.integers(0, 1)
-EXTRAS = st.sampled_from([None, None, {"salt": "x"}, {"adapter": "x"}])
-STEMS = st.sampled_from([[0] * 12, [1] * 12, [0, 1] * 6])
-PROMPTS = st.builds(
-    lambda stem, length, tail: (stem[:length] + tail) or [0], STEMS, st.integers(0, 12), st.lists(TOKENS, max_size=3)
-)
-BLOCK_KEYS = st.sampled_from([{}, {}, {0: "image"}, {1: "image"}])
-FAULTS = st.sampled_from([0, 0, 0, 0, 1, 2, 3])  # the k-th block of a plan fails; 0: none does
+EXTRAS = [None, None, None, {"salt": "x"}, {"adapter": "x"}]
+STEMS = [[0] * 12, [1] * 12, [0, 1] * 6]
+BLOCK_KEYS: list[dict[int, str]] = [{}, {}, {}, {0: "image"}, {1: "image"}]
+FAULTS = [0, 0, 0, 0, 0, 0, 1, 2, 3]  # the k-th block of a plan fails; 0: none does
 
 KEY_FUNCTIONS = {
     "default": default_key,
@@ -46,8 +43,9 @@ KEY_FUNCTIONS = {
 }
 
 
-# How often each operation is tried. One rule draws from this list: were they rules of their own, hypothesis would leave
-# some of them out of most runs, and without admissions nothing happens.
+# How often each operation is tried. One rule chooses from this list, by a seed: were they rules of their own,
+# hypothesis would leave some of them out of most runs (without admissions nothing happens), and would prefer small
+# values, under which blocks never run short.
 OPERATIONS = (
     ["compute"] * 8
     + ["admit_new"] * 5
@@ -60,14 +58,13 @@ OPERATIONS = (
 class PoolMachine(RuleBasedStateMachine):
     """Real objects beside the model; ``live`` and ``parked`` map a name to (real sequence, model sequence)."""
 
-    @initialize(
-        num_blocks=st.integers(2, 9),
-        block_size=st.integers(1, 4),
-        deferred=st.sampled_from([0, 0, 1, 2]),
-        reserve=st.sampled_from([0, 0, 1]),
-        keys=st.sampled_from(["default", "default", "colliding", "constant"]),
-    )
-    def build(self, num_blocks: int, block_size: int, deferred: int, reserve: int, keys: str) -> None:
+    @initialize(seed=st.integers(0, 2**32 - 1))
+    def build(self, seed: int) -> None:
+        rng = Random(seed)
+        num_blocks, block_size = rng.randint(2, 9), rng.randint(1, 4)
+        deferred, reserve = rng.choice([0, 0, 0, 1, 2]), rng.choice([0, 0, 1])
+        keys = rng.choice(["default", "default", "default", "colliding", "constant"])
+        note(f"{num_blocks} blocks of {block_size}, deferred {deferred}, reserve {reserve}, {keys} keys")
         config = EngineConfig(
             num_blocks=num_blocks, block_size=block_size, deferred_free_steps=deferred, reserve_blocks=reserve
         )
@@ -77,7 +74,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.model = PoolModel(num_blocks, block_size, deferred)
         self.live: dict[str, tuple[Sequence, ModelSequence]] = {}
         self.parked: dict[str, tuple[Sequence, ModelSequence]] = {}
-        self.num_made = 0
+        self.num_made = self.num_operations = 0
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -112,33 +109,41 @@ class PoolMachine(RuleBasedStateMachine):
         for block in blocks:
             model.acquire(block)
 
-    def names(self, data: st.DataObject, most: int = 3) -> list[str]:
-        return data.draw(st.lists(st.sampled_from(sorted(self.live)), min_size=1, max_size=most, unique=True))
+    def names(self, rng: Random, most: int = 3) -> list[str]:
+        return rng.sample(sorted(self.live), rng.randint(1, min(most, len(self.live))))
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def operate(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(OPERATIONS), label="operation")
-        if self.live or name not in ("compute", "release", "release_too_much"):
-            getattr(self, name)(data)
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def operate(self, seed: int) -> None:
+        self.num_operations += 1
+        rng = Random(seed + self.num_operations * 2**32)
+        name = rng.choice(OPERATIONS) if self.live else "admit_new"
+        note(name)
+        getattr(self, name)(rng)
 
-    def admit_new(self, data: st.DataObject) -> None:
-        tokens, extra, block_keys = data.draw(PROMPTS), data.draw(EXTRAS), data.draw(BLOCK_KEYS)
+    def prompt(self, rng: Random) -> list[int]:
+        """A beginning that others are likely to have too, and a tail."""
+        longest = self.model.num_blocks * self.model.size // 2
+        tail = [rng.randint(0, 1) for _ in range(rng.randint(0, 3))]
+        return (rng.choice(STEMS)[: rng.randint(0, min(12, longest))] + tail) or [0]
+
+    def admit_new(self, rng: Random) -> None:
+        tokens, extra, block_keys = self.prompt(rng), rng.choice(EXTRAS), rng.choice(BLOCK_KEYS)
         name = f"s{self.num_made}"
         self.num_made += 1
         key = tuple(sorted(extra.items())) if extra else ()
         spec = RequestSpec(tokens, SamplingParams(max_tokens=100), name, extra_key=extra, block_keys=block_keys)
         request = Request(name, spec, self.num_made, 0, 0, extra=key)
         seq = Sequence(name, 0, request, (0, 0, self.num_made, 0), list(tokens), len(tokens))
-        self.admit(seq, ModelSequence(name, key, block_keys, list(tokens)), data)
+        self.admit(seq, ModelSequence(name, key, block_keys, list(tokens)), rng)
 
-    def admit_again(self, data: st.DataObject) -> None:
+    def admit_again(self, rng: Random) -> None:
         if self.parked:
-            self.admit(*self.parked[data.draw(st.sampled_from(sorted(self.parked)))], data)
+            self.admit(*self.parked[rng.choice(sorted(self.parked))], rng)
 
-    def admit(self, seq: Sequence, want: ModelSequence, data: st.DataObject) -> None:
-        budget, fault = data.draw(st.integers(1, 12), label="budget"), data.draw(FAULTS, label="fault")
+    def admit(self, seq: Sequence, want: ModelSequence, rng: Random) -> None:
+        budget, fault = rng.randint(1, 12), rng.choice(FAULTS)
         model, before = self.model, self.snapshot()
         hits = model.hits(want)
         idle_hits = {b for b in hits if not model.refs[b]}
@@ -174,23 +179,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.parked.pop(want.name, None)
         self.live[want.name] = (seq, want)
 
-    def compute(self, data: st.DataObject) -> None:
+    def compute(self, rng: Random) -> None:
         """One step: several sequences grow, one of them may be preempted again, copies are made, tokens written."""
-        fault, preempt = data.draw(FAULTS, label="fault"), data.draw(st.integers(0, 4), label="preempt") == 4
+        fault, preempt = rng.choice(FAULTS), rng.randint(0, 4) == 4
         planned: list[tuple[str, int]] = []
-        for name in self.names(data):
+        for name in self.names(rng):
             seq, _ = self.live[name]
-            count = data.draw(st.integers(1, len(seq.tokens) - seq.num_computed))
+            count = rng.randint(1, len(seq.tokens) - seq.num_computed)
             if self.grow(name, count, fault):
                 planned.append((name, count))
         if preempt and planned:
-            name, _ = planned.pop(data.draw(st.integers(0, len(planned) - 1)))
-            self.real.drop_copies(self.live[name][0])
+            name, _ = planned.pop(rng.randint(0, len(planned) - 1))
+            self.real.drop_moves(self.live[name][0])
             self.give_back(name)
             self.parked[name] = self.live.pop(name)
         self.execute(planned)
         for name, count in planned:
-            self.commit(name, count, data)
+            self.commit(name, count, rng)
 
     def grow(self, name: str, count: int, fault: int) -> bool:
         (seq, want), model, before = self.live[name], self.model, self.snapshot()
@@ -233,7 +238,7 @@ class PoolMachine(RuleBasedStateMachine):
             for offset in range(size):
                 if source * size + offset in model.memory:
                     model.memory[dest * size + offset] = model.memory[source * size + offset]
-        self.real.copies = []
+        self.real.executed()
         for name, count in planned:
             _, want = self.live[name]
             for position in range(want.computed, want.computed + count):
@@ -242,12 +247,12 @@ class PoolMachine(RuleBasedStateMachine):
                 assert not model.is_published(block), f"{name} writes a published block {block}"
                 model.memory[block * size + position % size] = (model.epoch, want.content(position, size))
 
-    def commit(self, name: str, count: int, data: st.DataObject) -> None:
+    def commit(self, name: str, count: int, rng: Random) -> None:
         (seq, want), model = self.live[name], self.model
         first_new = want.computed // model.size
         want.computed += count
         seq.num_computed = want.computed
-        self.real.commit(seq)
+        self.real.commit(seq, want.computed - count)
         for index in range(first_new, want.computed // model.size):
             prefix, own, stands = want.prefix(index + 1, model.size), want.table[index], seq.block_table[index]
             if not want.may_publish:
@@ -264,7 +269,7 @@ class PoolMachine(RuleBasedStateMachine):
                 want.table[index] = expected
         assert seq.block_table == want.table
         if want.computed == len(want.tokens):
-            token = data.draw(TOKENS)
+            token = rng.randint(0, 1)
             seq.tokens.append(token)
             want.tokens.append(token)
 
@@ -276,20 +281,20 @@ class PoolMachine(RuleBasedStateMachine):
         want.table, want.computed, want.promised = [], 0, 0
         assert (seq.block_table, seq.num_computed, seq.promised) == ([], 0, 0)
 
-    def release(self, data: st.DataObject) -> None:
+    def release(self, rng: Random) -> None:
         """A sequence ends, or is preempted and may come back."""
-        again = data.draw(st.booleans(), label="again")
-        for name in self.names(data, most=2):
+        again = rng.random() < 0.5
+        for name in self.names(rng, most=2):
             self.give_back(name)
             pair = self.live.pop(name)
             if again:
                 self.parked[name] = pair
 
-    def fork(self, data: st.DataObject) -> None:
+    def fork(self, rng: Random) -> None:
         if not any(len(s.tokens) - s.num_computed == 1 for s, _ in self.live.values()):
             return
         ready = sorted(n for n, (s, _) in self.live.items() if len(s.tokens) - s.num_computed == 1)
-        parent, want = self.live[data.draw(st.sampled_from(ready))]
+        parent, want = self.live[rng.choice(ready)]
         name = f"s{self.num_made}"
         self.num_made += 1
         child = Sequence(
@@ -309,8 +314,8 @@ class PoolMachine(RuleBasedStateMachine):
         twin.may_publish = want.may_publish
         self.live[name] = (child, twin)
 
-    def pin(self, data: st.DataObject) -> None:
-        block = data.draw(st.integers(0, self.model.num_blocks - 1))
+    def pin(self, rng: Random) -> None:
+        block = rng.randint(0, self.model.num_blocks - 1)
         if block in self.model.fresh:
             before = self.snapshot()
             with pytest.raises(InvariantError, match=f"block {block} is fresh"):
@@ -321,9 +326,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.model.acquire(block)
         self.model.pins[block] += 1
 
-    def unpin(self, data: st.DataObject) -> None:
+    def unpin(self, rng: Random) -> None:
         pinned = [b for b, count in self.model.pins.items() if count]
-        block = data.draw(st.sampled_from(pinned or [0]))
+        block = rng.choice(pinned or [0])
         if not pinned:
             with pytest.raises(InvariantError, match="not pinned"):
                 self.real.pool.unpin(block, False, self.real.step)
@@ -332,31 +337,31 @@ class PoolMachine(RuleBasedStateMachine):
         self.real.pool.unpin(block, self.real.is_published(block), self.real.step)
         self.model.drop(block)
 
-    def force_eviction(self, data: st.DataObject) -> None:
+    def force_eviction(self, rng: Random) -> None:
         model = self.model
         parents = {prefix[:-1] for prefix in model.published}
         leaves = [b for b in model.idle if model.prefix_of(b) not in parents]
         if not leaves:
             return
-        block = data.draw(st.sampled_from(leaves))
+        block = rng.choice(leaves)
         self.real.evict(block, "forced")
         assert self.real.evictions[-1].block == block
         model.evict(block)
 
-    def next_step(self, data: st.DataObject) -> None:
+    def next_step(self, rng: Random) -> None:
         self.real.begin_step(self.real.step + 1)
         self.model.advance(self.real.step)
 
-    def reset(self, data: st.DataObject) -> None:
-        if data.draw(st.integers(0, 3), label="reset at 0"):  # rarely, or nothing is ever found
+    def reset(self, rng: Random) -> None:
+        if rng.randint(0, 3):  # rarely, or nothing is ever found
             return
         done = self.model.reset()
         assert self.real.reset() is (ResetResult.DONE if done else ResetResult.PARTIAL)
         for _, want in self.live.values():
             want.may_publish = False
 
-    def release_too_much(self, data: st.DataObject) -> None:
-        seq, want = self.live[self.names(data, most=1)[0]]
+    def release_too_much(self, rng: Random) -> None:
+        seq, want = self.live[self.names(rng, most=1)[0]]
         if not want.table:
             return
         block, before = want.table[0], self.snapshot()
@@ -421,7 +426,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=100,
+    max_examples=400,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -136,7 +136,7 @@ def test_a_broken_config(llama: Path, content: str) -> None:
 
 def test_a_config_whose_sizes_do_not_match_the_weights(llama: Path) -> None:
     edit_config(llama, hidden_size=96)
-    assert error_line(str(llama)).endswith("has shape (48, 96), config.json makes it (96, 96)")
+    assert error_line(str(llama)).endswith("lm_head.weight has shape (320, 48), config.json makes it (320, 96)")
 
 
 def test_weights_that_are_cut_off(llama: Path) -> None:

@@ -99,11 +99,24 @@ def test_rates_add_up_and_levels_carry_on():
 
 def test_a_summary_interpolates_and_follows_new_samples():
     samples, summary = Samples(), CachedSummary()
-    assert summary.update(samples).p50 is None
+    assert summary.update(samples, exact=False).p50 is None
     for i in range(1, 101):
         samples.add(i, i)
-    found = summary.update(samples)
+    found = summary.update(samples, exact=False)
     assert (found.n, found.p50, found.p99) == (100, 50.5, pytest.approx(99.01))
+
+
+def test_a_summary_of_very_many_samples_may_lag_while_running_but_not_when_paused(monkeypatch):
+    monkeypatch.setattr(CachedSummary, "MANY", 10)
+    samples, summary = Samples(), CachedSummary()
+    for i in range(20):
+        samples.add(i, i)
+    assert summary.update(samples, exact=False).n == 20
+    samples.add(20, 20)
+    assert summary.update(samples, exact=False).n == 20
+    assert summary.update(samples, exact=True).n == 21
+    samples.add(21, 21)
+    assert [summary.update(samples, exact=False).n for _ in range(4)] == [21, 21, 21, 22]
 
 
 @given(st.integers(0, 200_000), st.integers(1, 200), st.integers(1, 60))

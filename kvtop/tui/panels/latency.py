@@ -38,7 +38,7 @@ height. Under VIRTUAL TIME all times are the simulated clock's."""
         draw = self._tall if height >= 4 else self._flat
         out: list[Line] = []
         for name, samples in (("TTFT", frame.state.ttft), ("ITL", frame.state.itl)):
-            summary = self._summaries[name].update(samples)
+            summary = self._summaries[name].update(samples, exact=frame.state.status != "running")
             chart_rows = (height - 2) // 2
             if summary.n:
                 out += draw(name, summary, samples, frame, width, chart_rows)

@@ -1,0 +1,304 @@
+"""A sequence's life as the decision log unfolds it: one method a kind of decision, a line as soon as a part is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtop.cli.text import format_ns
+from kvtop.why import lines
+from kvtop.why.facts import Facts, Row, StepTimes
+from kvtop.why.lines import Chunk, Gaps, Line, Return, Said, minus
+from kvtop.why.waits import Refusal, Wait, stretches, tell
+from kvtop.why.words import ending, many, match_end, rejection
+
+
+@dataclass(slots=True)
+class Log:
+    """What the log has said so far, of everybody, and the lines made from it."""
+
+    facts: Facts
+    times: dict[int, StepTimes]
+    missed: dict[str, list[tuple[str, int]]]  # by evicting sequence: who missed a block later, and in which step
+    refusals: dict[str, list[Refusal]] = field(default_factory=dict)  # by sequence
+    held: Counter[str] = field(default_factory=Counter)  # table entries by sequence
+    publisher: dict[int, str] = field(default_factory=dict)  # block key -> who published it last
+    lines: list[Line] = field(default_factory=list)
+
+    def start(self, step: int) -> int | None:
+        return self.times[step].t_start_ns if step in self.times else None
+
+    def done(self, step: int) -> int | None:
+        return self.times[step].t_done_ns if step in self.times else None
+
+
+class Life:
+    """One sequence. Decisions are given to ``take`` in order; ``close`` ends it. Lines go to ``log``."""
+
+    def __init__(self, log: Log, seq_id: str) -> None:
+        self.log = log
+        self.seq_id = seq_id
+        self.num_known = int(log.facts.request["prompt_tokens"])  # prompt + output
+        self.num_computed = 0
+        self.chunks: list[Chunk] = []  # of the prefill being told
+        self.emitted: list[int] = []  # step of each token
+        self.num_told = 0  # tokens that have a line
+        self.wait: Wait | None = None
+        self.back: Return | None = None
+        self.lookup: Row | None = None
+        self.num_hits = 0  # blocks found in the cache by the admission being told
+        self.children: dict[str, int] = {}  # born in step ``born_step``: blocks each shares
+        self.born_step = -1
+        self.copies: list[Row] = []
+        self.evictions: list[Row] = []
+        self.victims: list[Row] = []  # preempted for this one
+        self.switched: list[Row] = []  # own blocks given up for equal ones
+        self.ended = False
+
+    def say(self, kind: str, step: int | None, t_ns: int | None, said: Said) -> None:
+        self.log.lines.append(Line(self.seq_id, t_ns, step, kind, *said))
+
+    def take(self, row: Row) -> None:
+        """Fold one decision of this sequence; after its end there are only its blocks to free."""
+        if (handler := _HANDLERS.get(row["kind"])) and not self.ended:
+            handler(self, row)
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def arrived(self, row: Row) -> None:
+        t_ns = self.log.facts.request.get("t_submit_ns")
+        self.say("arrived", row["step"], t_ns, lines.arrival(self.log.facts.request, row["num_tokens"]))
+        self.wait = Wait(self.seq_id, row["step"], None, t_ns, None)
+
+    def rejected(self, row: Row) -> None:
+        request, reason = self.log.facts.request, row.get("reason")
+        text = rejection(reason, row["num_tokens"], str(request.get("error") or ""), self.log.facts.run)
+        numbers = {"prompt_tokens": row["num_tokens"], "reason": reason}
+        self.say("rejected", row["step"], request.get("t_submit_ns"), (text, numbers))
+        self.ended = True
+
+    def looked_up(self, row: Row) -> None:
+        self.lookup = row
+
+    def shared(self, row: Row) -> None:
+        if row["reason"] == "hit":
+            self.num_hits += 1
+        elif row["reason"] == "dedup":
+            self.switched.append(row)
+
+    def admitted(self, row: Row) -> None:
+        step, lookup = row["step"], self.lookup
+        self._end_wait(step)
+        cached = (lookup["num_tokens"] or 0) if lookup else 0
+        self.say("admitted", step, self.log.start(step), lines.admission(row, cached, self.num_hits))
+        self.num_computed, self.num_hits = cached, 0
+        if lookup is not None:
+            reason, other, age = str(lookup["reason"]), lookup.get("other"), lookup.get("age_steps")
+            size = self.log.facts.run.get("block_size_tokens")
+            text = match_end(reason, cached, row["num_tokens"], other, age, size)
+            numbers = {"cached_tokens": cached, "miss_reason": reason, "other": other, "evicted_steps_ago": age}
+            self.say("prefix", step, self.log.start(step), (text, numbers))
+
+    def resumed(self, row: Row) -> None:
+        self._end_wait(row["step"])
+        if (back := self.back) is not None:
+            back.resumed = row["step"]
+            size = self.log.facts.run.get("block_size_tokens") or 0
+            self.num_computed = back.restored = back.host_tokens or self.num_hits * size
+        self.num_hits = 0
+
+    def _end_wait(self, until_step: int | None, t_until_ns: int | None = None) -> None:
+        """Tell the wait that ends at the start of ``until_step`` (None: that lasts to the end of what is known)."""
+        wait, self.wait = self.wait, None
+        if wait is None:
+            return
+        if t_until_ns is None and until_step is not None:
+            t_until_ns = self.log.start(until_step)
+        over = Wait(self.seq_id, wait.first_step, until_step, wait.t_from_ns, t_until_ns, wait.preempted)
+        run = self.log.facts.run
+        for told in tell(stretches(over, self.log.facts.steps, self.log.refusals), run):
+            first = told.stretches[0]
+            numbers = {"stretches": [s.as_json() for s in told.stretches]}
+            self.say("waited", first.first_step, first.t_from_ns, (told.text, numbers))
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def computed(self, row: Row) -> None:
+        chunk = Chunk(row["step"], row["age_steps"] or 0, row["num_tokens"])
+        back = self.back
+        if back is not None and back.resumed is not None:
+            if not back.num_chunks:
+                back.restored = chunk.start
+            back.num_chunks += 1
+            back.recomputed += max(0, min(chunk.end, back.target) - chunk.start)
+            if chunk.end > back.target:
+                self._back_again(chunk.step)
+                chunk = Chunk(chunk.step, max(chunk.start, back.target), min(chunk.count, chunk.end - back.target))
+        if (back is None or self.back is None) and not self.emitted:
+            self.chunks.append(chunk)
+        self.num_computed = chunk.end
+        if chunk.end == self.num_known:
+            if not self.emitted:
+                self._tell_prefill()
+            self.emitted.append(chunk.step)
+            self.num_known += 1
+
+    def first_token(self, row: Row) -> None:
+        t_ns = self.log.done(row["step"])
+        self.say("first_token", row["step"], t_ns, lines.first_token(self.log.facts.request, t_ns))
+
+    def _tell_prefill(self) -> None:
+        chunks, self.chunks = self.chunks, []
+        if chunks:
+            self.say("prefill", chunks[0].step, self.log.start(chunks[0].step), lines.prefill(chunks))
+
+    def _tell_part(self) -> None:
+        """Everything since it began to run, or was back after a preemption."""
+        self._tell_prefill()
+        self._tell_blocks()
+        begin, self.num_told = self.num_told, len(self.emitted)
+        steps = self.emitted[max(begin, 1) :]  # the first token has a line of its own
+        if steps:
+            gaps = self._gaps(self.emitted if begin == 0 else steps)
+            busy = self.log.times.get(gaps.worst) if gaps.worst is not None else None
+            said = lines.decode(steps, gaps, busy.prefill_tokens if busy else 0)
+            self.say("decode", steps[0], self.log.done(steps[0]), said)
+
+    def _gaps(self, steps: list[int]) -> Gaps:
+        return Gaps.between([(step, self.log.done(step)) for step in steps])
+
+    # -- preempted and back --------------------------------------------------------------------------------------
+
+    def preempted(self, row: Row) -> None:
+        step, before = row["step"], self.back
+        self._tell_part()
+        if before is not None and before.resumed is not None:
+            self._back_again(step, again=True)
+        host_tokens = 0 if row["num_tokens"] else self.num_computed
+        self.say("preempted", step, self.log.start(step), lines.preemption(row, self.seq_id, host_tokens))
+        target = max(self.num_computed, before.target if before else 0)
+        self.back = Return(step, target, str(row["other"]), host_tokens=host_tokens)
+        self.num_computed = self.num_hits = 0
+        self.wait = Wait(self.seq_id, step, None, self.log.start(step), None, preempted=True)
+
+    def _back_again(self, step: int, *, again: bool = False) -> None:
+        """The way back is over, or cut short (``again``) in ``step``."""
+        back = self.back
+        assert back is not None and back.resumed is not None
+        away = minus(self.log.start(back.resumed), self._left_ns(back))
+        lost = minus(self.log.done(step), self.log.done(back.step))
+        said = lines.way_back(back, away, lost, step, again=again)
+        self.say("resumed", back.resumed, self.log.start(back.resumed), said)
+        self.back = None
+
+    def _left_ns(self, back: Return) -> int | None:
+        """A victim leaves when its step is planned, a branch is born when the step is done."""
+        return self.log.done(back.step) if back.born else self.log.start(back.step)
+
+    # -- branches ------------------------------------------------------------------------------------------------
+
+    def bear(self, child: Life, step: int) -> None:
+        """``child`` is a new branch: it begins with this one's tokens, and waits until a block is given to it."""
+        if self.born_step != step:
+            self._tell_children()
+            self.born_step = step
+        self.children[child.seq_id] = 0
+        child.num_known, child.emitted, child.num_told = self.num_known, self.emitted[-1:], 1
+        child.back = Return(step, self.num_computed, born=True)
+        first = step + 1 if self.emitted[-1:] == [step] else step  # forked from outside: before its step is scheduled
+        child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
+
+    def adopt(self, child: Life, row: Row) -> None:
+        """``child`` was given a block in the step it was born in, so it runs."""
+        if row["step"] == self.born_step and child.back is not None and child.back.resumed is None:
+            self.children[child.seq_id] += 1
+            child.wait, child.num_computed = None, child.back.target
+
+    def _tell_children(self) -> None:
+        if self.children:
+            said = lines.branches(self.children)
+            self.say("branched", self.born_step, self.log.done(self.born_step), said)
+        self.children = {}
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def copied(self, row: Row) -> None:
+        self.copies.append(row)
+
+    def evicted(self, row: Row) -> None:
+        self.evictions.append(row)
+
+    def _tell_blocks(self) -> None:
+        """Branches, copies, evictions, victims and switched blocks of the part of a life that is over."""
+        log = self.log
+        self._tell_children()
+        for row in self.copies:
+            self.say("copied", row["step"], log.start(row["step"]), lines.copy(row))
+        if rows := self.switched:
+            text = f"{many(len(rows), 'block')} computed by somebody else too: switched to the one published first"
+            self.say("deduplicated", rows[0]["step"], log.done(rows[0]["step"]), (text, {"blocks": len(rows)}))
+        if rows := self.evictions:
+            missed = [(who, step) for who, step in log.missed.get(self.seq_id, []) if step >= rows[0]["step"]]
+            said = lines.evictions(rows, self.seq_id, log.publisher, missed)
+            self.say("evicted", rows[0]["step"], log.start(rows[0]["step"]), said)
+        if rows := self.victims:
+            self.say("displaced", rows[0]["step"], log.start(rows[0]["step"]), lines.displaced(rows))
+        self.copies, self.switched, self.evictions, self.victims = [], [], [], []
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def finished(self, row: Row) -> None:
+        step, request, waiting = row["step"], self.log.facts.request, self.wait is not None
+        self._tell_part()
+        aborted = row["kind"] == "aborted"
+        t_ns = self.log.start(step) if aborted or waiting else self.log.done(step)
+        if (request.get("n") or 1) == 1 and self.seq_id == request["request_id"] and request.get("t_done_ns"):
+            t_ns = request["t_done_ns"]
+        self._end_wait(step, t_ns)
+        if self.back is not None and self.back.resumed is not None:
+            self._back_again(step, again=True)
+        reason = "aborted" if aborted else str(row["reason"])
+        text = ending(reason, row["num_tokens"] or 0, request, self.log.facts.run)
+        e2e = minus(t_ns, request.get("t_sched_ns"))
+        text += " while it waited" if waiting else ""
+        text += f", E2E {format_ns(e2e)}" if e2e is not None else ""
+        numbers: dict[str, Any] = {"reason": reason, "output_tokens": row["num_tokens"] or 0, "e2e_ns": e2e}
+        numbers |= {"state": "waiting" if waiting else "running", **self._gaps(self.emitted).as_json()}
+        self.say("ended", step, t_ns, (text, numbers))
+        self.ended = True
+
+    def close(self) -> None:
+        """The log ends while the sequence lives: cut off by the end of the run, or the run goes on."""
+        if self.ended:
+            return
+        steps, waiting = self.log.facts.steps, self.wait is not None
+        last = steps[-1] if steps else None
+        self._tell_part()
+        self._end_wait(None, last.t_done_ns if last else None)
+        if last is not None and self.back is not None and self.back.resumed is not None:
+            self._back_again(last.step, again=True)
+        state = "waiting" if waiting else "running"
+        going_on = self.log.facts.run.get("status") in (None, "running")
+        text = f"{state} now" if going_on else f"cut off by the end of the run while {state}"
+        output = self.num_known - int(self.log.facts.request["prompt_tokens"])
+        said = f"{text}, after {many(output, 'token')}", {"output_tokens": output, "state": state}
+        self.say("now" if going_on else "cut_off", last.step if last else None, last.t_done_ns if last else None, said)
+
+
+_HANDLERS: dict[str, Callable[[Life, Row], None]] = {
+    "arrived": Life.arrived,
+    "rejected": Life.rejected,
+    "lookup": Life.looked_up,
+    "share": Life.shared,
+    "admitted": Life.admitted,
+    "resumed": Life.resumed,
+    "chunk": Life.computed,
+    "first_token": Life.first_token,
+    "preempted": Life.preempted,
+    "copy": Life.copied,
+    "evict": Life.evicted,
+    "finished": Life.finished,
+    "aborted": Life.finished,
+}
