@@ -1,7 +1,7 @@
 """Where the KV memory went, allocator by allocator: tokens, reservations, holes. Definitions: docs/memory-baselines.md.
 
-Every figure weighs a step by its duration. Blocks are those at the end of the step, after finished sequences gave theirs
-back. Figures are None where nothing was measured.
+Every figure weighs a step by its duration. Blocks are those at the end of the step, when finished sequences have given
+theirs back. Figures are None where nothing was measured.
 """
 
 from __future__ import annotations

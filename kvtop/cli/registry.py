@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "live": ("kvtop.cli.live", "run a workload and watch every KV block (what plain `kvtop` does)"),
     "bench": ("kvtop.cli.bench", "run workloads under several policies and write Parquet tables"),
     "compare": ("kvtop.cli.compare", "set runs side by side"),
+    "why": ("kvtop.cli.why", "tell a request's life from the decision log, in plain words"),
     "calc": ("kvtop.cli.calc", "exact KV cache bytes, and how many blocks and requests fit a GPU"),
     "policies": ("kvtop.cli.policies", "list the scheduling, eviction and allocation policies"),
     "models": ("kvtop.cli.models", "list the models that can be run or calculated with"),

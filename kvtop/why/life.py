@@ -45,6 +45,7 @@ class Life:
         self.chunks: list[Chunk] = []  # of the prefill being told
         self.emitted: list[int] = []  # step of each token
         self.num_told = 0  # tokens that have a line
+        self.gaps_from = 0  # the first token since a preemption: the gap before it is told by the way back
         self.wait: Wait | None = None
         self.back: Return | None = None
         self.lookup: Row | None = None
@@ -161,7 +162,7 @@ class Life:
         begin, self.num_told = self.num_told, len(self.emitted)
         steps = self.emitted[max(begin, 1) :]  # the first token has a line of its own
         if steps:
-            gaps = self._gaps(self.emitted if begin == 0 else steps)
+            gaps = self._gaps(self.emitted[self.gaps_from :])
             busy = self.log.times.get(gaps.worst) if gaps.worst is not None else None
             said = lines.decode(steps, gaps, busy.prefill_tokens if busy else 0)
             self.say("decode", steps[0], self.log.done(steps[0]), said)
@@ -181,12 +182,14 @@ class Life:
         target = max(self.num_computed, before.target if before else 0)
         self.back = Return(step, target, str(row["other"]), host_tokens=host_tokens)
         self.num_computed = self.num_hits = 0
+        self.gaps_from = len(self.emitted)
         self.wait = Wait(self.seq_id, step, None, self.log.start(step), None, preempted=True)
 
     def _back_again(self, step: int, *, again: bool = False) -> None:
         """The way back is over, or cut short (``again``) in ``step``."""
         back = self.back
-        assert back is not None and back.resumed is not None
+        assert back is not None
+        assert back.resumed is not None
         away = minus(self.log.start(back.resumed), self._left_ns(back))
         lost = minus(self.log.done(step), self.log.done(back.step))
         said = lines.way_back(back, away, lost, step, again=again)
@@ -209,6 +212,10 @@ class Life:
         child.back = Return(step, self.num_computed, born=True)
         first = step + 1 if self.emitted[-1:] == [step] else step  # forked from outside: before its step is scheduled
         child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
+        if child.seq_id == self.log.facts.name:
+            output = self.num_known - int(self.log.facts.request["prompt_tokens"])
+            text = f"branches off {self.seq_id}, with {many(output, 'token')} of output so far"
+            child.say("born", step, self.log.done(step), (text, {"parent": self.seq_id, "output_tokens": output}))
 
     def adopt(self, child: Life, row: Row) -> None:
         """``child`` was given a block in the step it was born in, so it runs."""
@@ -228,7 +235,7 @@ class Life:
         self.copies.append(row)
 
     def evicted(self, row: Row) -> None:
-        self.evictions.append(row)
+        self.evictions.append({**row, "owner": self.log.publisher.get(row["block_key"])})
 
     def _tell_blocks(self) -> None:
         """Branches, copies, evictions, victims and switched blocks of the part of a life that is over."""
@@ -241,7 +248,7 @@ class Life:
             self.say("deduplicated", rows[0]["step"], log.done(rows[0]["step"]), (text, {"blocks": len(rows)}))
         if rows := self.evictions:
             missed = [(who, step) for who, step in log.missed.get(self.seq_id, []) if step >= rows[0]["step"]]
-            said = lines.evictions(rows, self.seq_id, log.publisher, missed)
+            said = lines.evictions(rows, self.seq_id, missed)
             self.say("evicted", rows[0]["step"], log.start(rows[0]["step"]), said)
         if rows := self.victims:
             self.say("displaced", rows[0]["step"], log.start(rows[0]["step"]), lines.displaced(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from kvtop.cli.text import format_ns
@@ -75,7 +76,7 @@ class Gaps:
         """Of consecutive tokens, each with its step and its time."""
         gaps = [
             (after - before, step)
-            for (_, before), (step, after) in zip(times, times[1:], strict=False)
+            for (_, before), (step, after) in pairwise(times)
             if before is not None and after is not None
         ]
         if not gaps:
@@ -191,10 +192,10 @@ def copy(row: Row) -> Said:
     return text, {"shared_block": source, "block": block, "position": position}
 
 
-def evictions(rows: Sequence[Row], seq_id: str, owner: Mapping[int, str], missed: Sequence[tuple[str, int]]) -> Said:
-    """``owner``: who published a block, by its key. ``missed``: who missed one of them later, and in which step."""
+def evictions(rows: Sequence[Row], seq_id: str, missed: Sequence[tuple[str, int]]) -> Said:
+    """Each row has an ``owner``: who published it (None: not known). ``missed``: who missed one later, and when."""
     first, last = rows[0]["step"], rows[-1]["step"]
-    owners = Counter(owner.get(row["block_key"]) for row in rows)
+    owners = Counter(row["owner"] for row in rows)
     names = {None: "an owner the log does not name", seq_id: "its own"}
     whose = [f"{count:,} of {names.get(name, name)}" for name, count in owners.most_common()]
     idle = sorted(row.get("idle_steps") or 0 for row in rows)
