@@ -92,9 +92,7 @@ def _build_torch(
         raise UnknownName("parameter of the torch executor", next(iter(params)), ("(none)",))
     executor = TorchExecutor.load(model, device=device, progress=progress)
     model_info = executor.info
-    block_size = engine.get("block_size", # A step of 512 prompt tokens takes a 135M model over a second on two cores: nobody would see a token in between.
-CPU_SIZES = {"max_batched_tokens": 128, "max_num_seqs": 32}
-DEFAULT_BLOCK_SIZE)
+    block_size = engine.get("block_size", DEFAULT_BLOCK_SIZE)
     per_block = executor.kv_bytes_per_block(block_size)
     if num_blocks is None:
         budget = DEFAULT_KV_MEMORY_BYTES if kv_memory_bytes is None else kv_memory_bytes

@@ -60,6 +60,12 @@ def copy_blocks(pool: Tensor, sources: Tensor, destinations: Tensor) -> None:
     pool.index_copy_(0, destinations, pool.index_select(0, sources))
 
 
+def swap_blocks(source: Tensor, source_ids: Tensor, destination: Tensor, destination_ids: Tensor) -> None:
+    """Copy whole blocks between two pools of one layer, which may lie on different devices."""
+    blocks = source.index_select(0, source_ids.to(source.device))
+    destination.index_copy_(0, destination_ids.to(destination.device), blocks.to(destination.device))
+
+
 def gather_pieces(pool: Tensor, pieces: Tensor, hidden: Tensor | None, batch: int) -> Tensor:
     """(batch, L, D) contiguous copy of the named (block, head) pieces, hidden rows zeroed.
 

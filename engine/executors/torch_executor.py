@@ -28,6 +28,7 @@ class TorchExecutor:
         self._model: Any = model
         self._layers = layers
         self._pool: KVPool | None = None
+        self._host: KVPool | None = None
 
     @classmethod
     def load(
@@ -78,28 +79,45 @@ class TorchExecutor:
         """Memory left for blocks on the model's device."""
         return free_memory_bytes(self.device)
 
-    def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Allocate the KV pool; an earlier one is given back first.
+    def allocate(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
+        """Allocate the KV pool, and ``host_blocks`` more in host memory for preemption by swap.
+
+        An earlier pool is given back first.
 
         Raises:
             ConfigError: not enough memory, with the numbers and what would fit.
         """
-        self._pool = None
+        self._pool = self._host = None
+        self._pool = self._new_pool(num_blocks, block_size, self.device)
+        if host_blocks:
+            self._host = self._new_pool(host_blocks, block_size, torch.device("cpu"))
+
+    def _new_pool(self, num_blocks: int, block_size: int, device: torch.device) -> KVPool:
         need = num_blocks * self.kv_bytes_per_block(block_size)
-        check_fits(need, self.free_memory_bytes(), num_blocks, block_size, self.device)
-        self._pool = KVPool(self._layers, num_blocks, block_size, self._model.dtype, self.device)
+        check_fits(need, free_memory_bytes(device), num_blocks, block_size, device)
+        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device)
 
     def execute(self, plan: Plan) -> ExecuteResult:
-        """Copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
+        """Move and copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
 
         Raises:
             ModelError: the model produced NaN.
         """
         begin_ns = time.perf_counter_ns()
         with torch.inference_mode():
-            self.pool.copy(plan.copies)
+            self._move_blocks(plan)
             samples = self._compute(plan.chunks) if plan.chunks else {}
         return ExecuteResult(samples, time.perf_counter_ns() - begin_ns)
+
+    def _move_blocks(self, plan: Plan) -> None:
+        if plan.swap_out or plan.swap_in:
+            if self._host is None:
+                raise InvariantError("a plan swaps blocks, but no host blocks are allocated")
+            self.pool.swap_to(self._host, plan.swap_out)
+            self.pool.copy(plan.copies)
+            self._host.swap_to(self.pool, plan.swap_in)
+        else:
+            self.pool.copy(plan.copies)
 
     def _compute(self, chunks: list[Chunk]) -> dict[str, Sample]:
         rows = [Row(i, c.tokens, c.start, c.sequence.block_table) for i, c in enumerate(chunks)]
@@ -137,8 +155,7 @@ class TorchExecutor:
 
     def close(self) -> None:
         """Give the memory back; the executor cannot be used afterwards."""
-        self._pool = None
-        self._model = None
+        self._pool = self._host = self._model = None
 
 
 def _spec(chunk: Chunk) -> SampleSpec:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvtop.engine.errors import ConfigError
-from kvtop.kernels.paged_torch import copy_blocks
+from kvtop.kernels.paged_torch import copy_blocks, swap_blocks
 
 MIB = 1 << 20
 
@@ -50,6 +50,15 @@ class KVPool:
             dst = torch.tensor(destinations, device=self.device)
             for pool in (*self.k.values(), *self.v.values()):
                 copy_blocks(pool, src, dst)
+
+    def swap_to(self, other: KVPool, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (block here, block there) into another pool of the same layers: device to host, or back."""
+        if not moves:
+            return
+        here, there = (torch.tensor(ids) for ids in zip(*moves, strict=True))
+        for layer in self.k:
+            swap_blocks(self.k[layer], here, other.k[layer], there)
+            swap_blocks(self.v[layer], here, other.v[layer], there)
 
 
 def independent_runs(copies: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:

@@ -118,6 +118,7 @@ class RunLoop:
                 self._emit(Paused(t_ns=clock.now_ns()))
             else:
                 clock.resume()
+            self._flush()  # the first step may take a second: the reader sees the empty pool meanwhile
             while self._end is None:
                 self._turn()
         except Exception as error:

@@ -108,6 +108,7 @@ class Life:
             back.resumed = row["step"]
             size = self.log.facts.run.get("block_size_tokens") or 0
             self.num_computed = back.restored = back.host_tokens or self.num_hits * size
+            self.gaps_from = len(self.emitted)
         self.num_hits = 0
 
     def _end_wait(self, until_step: int | None, t_until_ns: int | None = None) -> None:
@@ -182,7 +183,6 @@ class Life:
         target = max(self.num_computed, before.target if before else 0)
         self.back = Return(step, target, str(row["other"]), host_tokens=host_tokens)
         self.num_computed = self.num_hits = 0
-        self.gaps_from = len(self.emitted)
         self.wait = Wait(self.seq_id, step, None, self.log.start(step), None, preempted=True)
 
     def _back_again(self, step: int, *, again: bool = False) -> None:
@@ -190,15 +190,11 @@ class Life:
         back = self.back
         assert back is not None
         assert back.resumed is not None
-        away = minus(self.log.start(back.resumed), self._left_ns(back))
+        away = minus(self.log.start(back.resumed), self.log.start(back.step))
         lost = minus(self.log.done(step), self.log.done(back.step))
         said = lines.way_back(back, away, lost, step, again=again)
         self.say("resumed", back.resumed, self.log.start(back.resumed), said)
         self.back = None
-
-    def _left_ns(self, back: Return) -> int | None:
-        """A victim leaves when its step is planned, a branch is born when the step is done."""
-        return self.log.done(back.step) if back.born else self.log.start(back.step)
 
     # -- branches ------------------------------------------------------------------------------------------------
 
@@ -209,8 +205,8 @@ class Life:
             self.born_step = step
         self.children[child.seq_id] = 0
         child.num_known, child.emitted, child.num_told = self.num_known, self.emitted[-1:], 1
-        child.back = Return(step, self.num_computed, born=True)
         first = step + 1 if self.emitted[-1:] == [step] else step  # forked from outside: before its step is scheduled
+        child.back = Return(first, self.num_computed, born=True)
         child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
         if child.seq_id == self.log.facts.name:
             output = self.num_known - int(self.log.facts.request["prompt_tokens"])

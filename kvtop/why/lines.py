@@ -52,7 +52,7 @@ class Return:
     ``other`` is who took its blocks; "" for a branch that was ``born`` without any.
     """
 
-    step: int  # of the preemption or the birth
+    step: int  # in which it would have computed position ``target``
     target: int
     other: str = ""
     born: bool = False
@@ -216,11 +216,11 @@ def evictions(rows: Sequence[Row], seq_id: str, missed: Sequence[tuple[str, int]
 
 def displaced(rows: Sequence[Row]) -> Said:
     """Others that were preempted for this sequence."""
-    lost = sum(row["num_tokens"] or 0 for row in rows)
+    lost, blocks = (sum(row.get(key) or 0 for row in rows) for key in ("num_tokens", "need_blocks"))
     who = listed([f"{row['request_id']} (step {row['step']:,})" for row in rows])
-    text = f"preempted {who} to get room: {many(lost, 'computed token')} of theirs thrown away"
+    text = f"preempted {who} to get room: {many(blocks, 'block')} taken back, {many(lost, 'computed token')} lost"
     told = [{"request_id": r["request_id"], "step": r["step"], "lost_tokens": r["num_tokens"] or 0} for r in rows]
-    return text, {"preempted": told, "lost_tokens": lost}
+    return text, {"preempted": told, "lost_tokens": lost, "released_blocks": blocks}
 
 
 def branches(children: Mapping[str, int]) -> Said:

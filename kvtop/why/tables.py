@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -11,7 +10,7 @@ from kvtop.engine.errors import KvtopError, UnknownName, UsageError
 from kvtop.engine.events import RequestEvent
 from kvtop.results.load import Run, find_runs, open_run
 from kvtop.results.recording import read_frames
-from kvtop.why.facts import Facts, Row, StepTimes, owner_of, since_arrival
+from kvtop.why.facts import Facts, StepTimes, owner_of, since_arrival
 
 _TABLES = ("alloc", "share", "free")  # decisions that change the length of a table
 _SHOWN_NAMES = 5
@@ -50,14 +49,16 @@ def _load(run: Run, name: str) -> Facts:
     if request_id is None:
         raise _unknown(run, name, ids)
     request = run.requests.filter(pl.col("request_id") == request_id).collect().row(-1, named=True)
-    if request["status"] == "rejected":
+    first, own = _own_decisions(run.events, request_id)
+    if request["status"] == "rejected" and "RequestTooLong" not in own["reason"]:  # which has its numbers in the log
         request["error"] = _error(run, request_id)
-    decisions = since_arrival(_decisions(run.events, request_id), request_id)
-    own = [row["step"] for row in decisions if owner_of(str(row["request_id"]), (request_id,))]
-    if name not in {request_id, *(str(row["request_id"]) for row in decisions)}:
+    if name != request_id and own.filter(pl.col("request_id") == name).is_empty():
         raise _unknown(run, name, ids)
-    steps = _steps(run.steps, min(own, default=0), max(own, default=0) if request["status"] != "cutoff" else None)
-    return Facts(name, request, decisions, steps, run.manifest)
+    last_step = None if request["status"] == "cutoff" or own.is_empty() else int(own["step"].item(-1))
+    steps = _steps(run.steps, int(own["step"].item(0)) if len(own) else 0, last_step)
+    others = _decisions_of_others(run.events, own, {step.head for step in steps if step.head})
+    decisions = pl.concat([first, others]).unique("seq").sort("seq").to_dicts()
+    return Facts(name, request, since_arrival(decisions, request_id), steps, run.manifest)
 
 
 def _unknown(run: Run, name: str, ids: list[str]) -> UsageError:
@@ -67,28 +68,29 @@ def _unknown(run: Run, name: str, ids: list[str]) -> UsageError:
     return UsageError(f"{run.path}: no request {name!r} among its {len(ids):,}{hint}")
 
 
-def _decisions(events: pl.LazyFrame, request_id: str) -> list[Row]:
-    """What ``Facts.decisions`` asks for, in order. Two passes: whom it waited for is known after the first."""
+def _own_decisions(events: pl.LazyFrame, request_id: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Decisions that name the request, and of those its own since it arrived last, both in order."""
     who, other, kind = pl.col("request_id"), pl.col("other"), pl.col("kind")
     branch = request_id + "#"
-    own = (who == request_id) | who.str.starts_with(branch)
+    mine = ((who == request_id) | who.str.starts_with(branch)).fill_null(False)
     named = ((other == request_id) | other.str.starts_with(branch)) & kind.is_in(["preempted", "lookup", "forked"])
-    first = events.filter(own | named | (kind == "skipped")).collect()
-    heads = _blockers(first, request_id)
-    keys = first.filter(kind == "evict")["block_key"].unique().to_list()
-    asked = (kind.is_in(_TABLES) & who.is_in(heads)) | ((kind == "publish") & pl.col("block_key").is_in(keys))
-    second = events.filter(asked & ~own.fill_null(False)).collect()
-    return pl.concat([first, second]).sort("seq").unique("seq", maintain_order=True).to_dicts()
+    rows = events.filter(mine | named.fill_null(False)).collect().sort("seq")
+    own = rows.filter(mine)
+    arrivals = own.filter((who == request_id) & kind.is_in(["arrived", "rejected"]))
+    return rows, own.filter(pl.col("seq") >= arrivals["seq"].item(-1)) if len(arrivals) else own
 
 
-def _blockers(rows: pl.DataFrame, request_id: str) -> list[str]:
-    """Sequences whose blocks somebody in these rows waited for, while the request was there."""
-    mine = rows.filter(pl.col("request_id").str.starts_with(request_id).fill_null(False))
-    if mine.is_empty():
-        return []
-    first, last = mine["seq"].min(), mine["seq"].max()
-    skipped = (pl.col("kind") == "skipped") & pl.col("seq").is_between(first, last)
-    return rows.filter(skipped)["other"].drop_nulls().unique().to_list()
+def _decisions_of_others(events: pl.LazyFrame, own: pl.DataFrame, heads: set[str]) -> pl.DataFrame:
+    """Refusals of ``heads``, the tables of those they waited for, and who published what the request evicted."""
+    if own.is_empty():
+        return own
+    kind, seq, last = pl.col("kind"), pl.col("seq"), own["seq"].item(-1)
+    skipped = events.filter((kind == "skipped") & pl.col("request_id").is_in(list(heads)) & (seq <= last)).collect()
+    holders = skipped["other"].drop_nulls().unique().to_list()
+    keys = own.filter(kind == "evict")["block_key"].unique().to_list()
+    tables = kind.is_in(_TABLES) & pl.col("request_id").is_in(holders)
+    published = (kind == "publish") & pl.col("block_key").is_in(keys)
+    return pl.concat([skipped, events.filter((tables | published) & (seq <= last)).collect()])
 
 
 def _steps(steps: pl.LazyFrame, first: int, last: int | None) -> list[StepTimes]:
@@ -106,9 +108,10 @@ def _error(run: Run, request_id: str) -> str:
     """The engine's own line about a rejected request: only the recording has it."""
     if run.frames_path is None:
         return ""
-    found: dict[str, Any] = {}
-    for events in read_frames(run.frames_path):
-        for event in events:
-            if isinstance(event, RequestEvent) and event.request_id == request_id and event.error:
-                found["error"] = event.error
-    return str(found.get("error", ""))
+    told = (
+        event.error
+        for events in read_frames(run.frames_path)
+        for event in events
+        if isinstance(event, RequestEvent) and event.request_id == request_id and event.error
+    )
+    return next(told, "")

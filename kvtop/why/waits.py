@@ -74,6 +74,8 @@ class Wait:
 def stretches(wait: Wait, steps: Sequence[StepTimes], refusals: Mapping[str, Sequence[Refusal]]) -> list[Stretch]:
     """Split a wait by reason. Steps that say nothing join the stretch that follows. Complexity: O(steps waited)."""
     inside = _inside(wait, steps)
+    if not inside:
+        return []
     found: list[Stretch] = []
     unsaid = 0
     start_ns = wait.t_from_ns
@@ -92,7 +94,7 @@ def stretches(wait: Wait, steps: Sequence[StepTimes], refusals: Mapping[str, Seq
             first = step.step if last is not None else inside[0].step
             found.append(Stretch(reason, other, first, 1 + unsaid, begin, None, refused))
         unsaid = 0
-    if not found and inside:
+    if not found:
         found = [Stretch("", None, inside[0].step, len(inside), start_ns, None)]
     elif unsaid:
         found[-1] = replace(found[-1], num_steps=found[-1].num_steps + unsaid)

@@ -84,22 +84,23 @@ def match_end(
         if not cached and block_size and prompt <= block_size:
             return f"prefix: nothing to find, the prompt has no full block of {block_size:,} before its last token"
         return f"{found}, which is all that may be: whole blocks, and the last token is always computed"
-    return f"{found}; the match ended there because {_why_missed(reason, other, age_steps)}"
+    return f"{found}: {_why_missed(reason, 'next' if cached else 'first', other, age_steps)}"
 
 
-def _why_missed(reason: str, other: str | None, age_steps: int | None) -> str:
+def _why_missed(reason: str, which: str, other: str | None, age_steps: int | None) -> str:
+    """``which`` block the match ended at."""
     if reason == "evicted":
         ago = "before" if age_steps is None else f"{many(age_steps, 'step')} before"
         if other == "reset":
-            return f"a reset of the cache had dropped the next block {ago}"
+            return f"a reset of the cache had dropped the {which} block {ago}"
         if other == "forced":
-            return f"the next block had been evicted by hand {ago}"
-        return f"the next block had been evicted {ago}" + (f", for {other}" if other else "")
+            return f"the {which} block had been evicted by hand {ago}"
+        return f"the {which} block had been evicted {ago}" + (f", for {other}" if other else "")
     if reason == "not_yet_computed":
-        return f"{other or 'another request'} was computing the next block at that time"
+        return f"{other or 'another request'} was computing the {which} block at that time"
     return {
-        "never_seen": "the next block was never seen before",
-        "other_salt": "the same tokens are cached under another extra key (salt or adapter)",
+        "never_seen": f"the {which} block had never been seen before",
+        "other_salt": f"the tokens of the {which} block are cached under another extra key (salt, adapter)",
     }.get(reason, reason)
 
 
@@ -108,7 +109,7 @@ def ending(reason: str, output: int, request: Mapping[str, Any], run: Mapping[st
     tokens = many(output, "token")
     if reason == "length":
         if output == request.get("requested_output_tokens"):
-            return f"ended: all {tokens} it asked for"
+            return f"ended with {'all' if output > 1 else 'the'} {tokens} it asked for"
         limit = run.get("max_model_len")
         return f"ended after {tokens}: prompt and output reached the longest length" + (f", {limit:,}" if limit else "")
     return {

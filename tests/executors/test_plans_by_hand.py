@@ -77,6 +77,18 @@ def test_copies_happen_before_the_chunks(tiny: TorchExecutor, tiny_greedy: Greed
     assert tiny.pool.k[0][2, :, 1].isnan().all()  # position 5 went to the copy, not to the source
 
 
+def test_swapped_blocks_come_back_elsewhere_with_their_content(tiny: TorchExecutor, tiny_greedy: Greedy) -> None:
+    prompt = prompts_of([6], tiny.vocab_size)[0]
+    tiny.allocate(8, 4, host_blocks=3)
+    poison(tiny)
+    seq = make_sequence(prompt, [5, 2])
+    compute(tiny, seq, 0, 5)
+    tiny.execute(Plan(0, swap_out=[(5, 2), (2, 0)], copies=[(7, 5), (7, 2)]))  # out first, then overwritten
+    back = make_sequence(prompt, [1, 3])
+    plan = Plan(1, [Chunk(back.seq_id, 5, 1, 1, back)], swap_in=[(2, 1), (0, 3)])
+    tiny_greedy.assert_equal(prompt, tiny.execute(plan).samples[back.seq_id].tokens)
+
+
 def test_only_chunks_that_sample_return_tokens(tiny: TorchExecutor) -> None:
     tiny.allocate(8, 4)
     a, b = (make_sequence(p, t) for p, t in zip(prompts_of([6, 3], tiny.vocab_size), ([0, 1], [2]), strict=True))

@@ -25,7 +25,7 @@ class Served:
 def serve(executor: TorchExecutor, prompts: list[list[int]], max_tokens: int, **config) -> Served:
     """All prompts submitted at once, run until idle over a pool that starts full of NaN."""
     options = EngineConfig(**{"block_size": BLOCK_SIZE, "max_num_seqs": 8, **config})
-    executor.allocate(options.num_blocks, options.block_size)
+    executor.allocate(options.num_blocks, options.block_size, options.host_blocks)
     poison(executor)
     engine = Engine(options, executor)
     ids = [engine.submit(p, SamplingParams(max_tokens=max_tokens)) for p in prompts]
@@ -75,6 +75,18 @@ def test_paged(tiny: TorchExecutor, tiny_greedy: Greedy, budget: int, pool: str,
     )
     assert_all_equal(tiny_greedy, prompts, served, 48)
     assert (served.engine.counters().preemptions > 0) == (pool == "tight")
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("host_blocks", [5, 64])
+def test_preemption_by_swap(tiny: TorchExecutor, tiny_greedy: Greedy, budget: int, host_blocks: int) -> None:
+    prompts = prompts_of(LENGTHS, tiny.vocab_size)
+    options = {"prefix_caching": False, "preemption": "swap", "host_blocks": host_blocks}
+    served = serve(tiny, prompts, 48, num_blocks=tight(48), max_batched_tokens=budget, **options)
+    assert_all_equal(tiny_greedy, prompts, served, 48)
+    counters = served.engine.counters()
+    assert counters.preemptions > 0
+    assert counters.recomputed_tokens == 0 or host_blocks == 5
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -228,8 +228,8 @@ session = RunSession(RunSpec(workload=WorkloadSpec(name="poisson-shared-prefix")
 session.start()
 while not any(isinstance(e, Paused) for e in session.poll(0.2)):
     pass
-print(session.pid, flush=True)
 try:
+    print(session.pid, flush=True)  # inside: the signal may come as soon as this is read
     while True:
         session.poll(0.2)
 except KeyboardInterrupt:
