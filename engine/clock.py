@@ -22,6 +22,12 @@ class RealClock:
     def advance(self, delta_ns: int) -> None:
         """Real time passes by itself."""
 
+    def skip(self, delta_ns: int) -> None:
+        """Leave out a stretch in which nothing happens (single-stepping to the next arrival)."""
+        self._origin_ns -= max(0, delta_ns)
+        if self._paused_at_ns is not None:
+            self._paused_at_ns += max(0, delta_ns)
+
     def pause(self) -> None:
         """Stop the clock: time spent paused does not count as anybody's latency."""
         if self._paused_at_ns is None:
@@ -47,6 +53,8 @@ class VirtualClock:
     def advance(self, delta_ns: int) -> None:
         """Move forward by ``delta_ns`` (never backward)."""
         self._now_ns += max(0, delta_ns)
+
+    skip = advance
 
     def pause(self) -> None:
         """Virtual time stands still anyway."""

@@ -9,6 +9,7 @@ compared on a hit, and a collision can only be a miss.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class Lookup:
     evicted_step: int | None = None
 
 
-class PrefixCache:
-    """Published blocks as a tree. Complexity of every operation: the number of blocks it touches."""
+class PublishedBlocks(ABC):
+    """What is published, block by block, and what evictors, policies and views ask about it. A subclass keeps the tree."""
 
     def __init__(
         self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
@@ -63,37 +64,56 @@ class PrefixCache:
         self.uses = [0] * num_blocks
         self.depth = [0] * num_blocks  # blocks before it in its chain
         self.future: FutureUses | None = None  # what a recorded workload will ask for (eviction policy belady)
-        self._parent: list[int | None] = [None] * num_blocks
-        self._tokens: list[Tokens] = [()] * num_blocks
-        self._extra: list[BlockExtra] = [None] * num_blocks
-        self._children: list[dict[int, int] | None] = [None] * num_blocks
-        self._roots: dict[Hashable, dict[int, int]] = {}
-        self._root_of: dict[int, Hashable] = {}  # top-level block -> its root
         self._first_tokens: dict[Tokens, int] = {}  # how many roots have a first block of these tokens
-        self._ghosts: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._ghosts: OrderedDict[Hashable, tuple[int, str]] = OrderedDict()
         self._ghost_entries = ghost_entries
         self._key_fn = key_fn or default_key
 
-    # -- what evictors ask ---------------------------------------------------------------------------------------
-
+    @abstractmethod
     def num_children(self, block: int) -> int:
-        children = self._children[block]
-        return len(children) if children else 0
+        """Published blocks that must leave before ``block`` may."""
 
+    @abstractmethod
     def parent(self, block: int) -> int | None:
-        return self._parent[block]
+        """The block that counts ``block`` among its children."""
+
+    @abstractmethod
+    def parent_key(self, block: int) -> int:
+        """Key of the block before; a root's own number at the top."""
+
+    @abstractmethod
+    def num_hits(self, seq: Sequence) -> int:
+        """Whole blocks that a lookup would find now."""
+
+    @abstractmethod
+    def unpublish(self, block: int, step: int, cause: str) -> None:
+        """Take ``block`` out of the tree (eviction or reset) and remember who did it.
+
+        Raises:
+            InvariantError: it has published children, which would hang under a stranger.
+        """
+
+    @abstractmethod
+    def leaves_first(self) -> list[int]:
+        """Every published block, children before parents."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises InvariantError when keys, parents and children disagree."""
 
     def is_published(self, block: int) -> bool:
         return self.key[block] is not None
 
-    def parent_key(self, block: int) -> int:
-        """Key of the block before; a root's own number at the top."""
-        parent = self._parent[block]
-        if parent is None:
-            return self._root_key(self._root_of[block])
-        key = self.key[parent]
-        assert key is not None
-        return key
+    def num_matching(self, seq: Sequence) -> int:
+        """Tokens that a lookup would find now; remembered until the tree changes."""
+        if seq.match_memo[0] != self.version:
+            seq.match_memo = (self.version, self.num_hits(seq) * self.block_size)
+        return seq.match_memo[1]
+
+    def touch(self, block: int, step: int) -> None:
+        """``block`` is handed out as a hit."""
+        self.last_use_step[block] = step
+        self.uses[block] += 1
 
     # -- keys ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +134,86 @@ class PrefixCache:
     def _root_key(root: Hashable) -> int:
         return stable_int(root) if root else 0
 
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _tokens_at(self, seq: Sequence, index: int) -> Tokens:
+        return tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
+
+    def _enter(self, block: int, key: int, index: int, step: int) -> None:
+        """``block`` is published from now on."""
+        self.key[block] = key
+        self.published_step[block] = self.last_use_step[block] = step
+        self.uses[block] = 0
+        self.depth[block] = index
+        self.version += 1
+
+    def _leave(self, block: int, ghost: Hashable, step: int, cause: str) -> None:
+        """``block`` is published no longer; ``ghost`` is what a later miss will ask for."""
+        self.key[block] = None
+        self.version += 1
+        if self._ghost_entries:
+            self._ghosts[ghost] = (step, cause)
+            self._ghosts.move_to_end(ghost)
+            if len(self._ghosts) > self._ghost_entries:
+                self._ghosts.popitem(last=False)
+
+    def _explain(
+        self, seq: Sequence, hits: list[int], missed: int, ghost: Hashable, running: Iterable[Sequence]
+    ) -> Lookup:
+        """Why block ``missed`` of ``seq`` is not there. Complexity: O(running sequences)."""
+        key = seq.keys[missed]
+        if ghost in self._ghosts:
+            step, by = self._ghosts[ghost]
+            return Lookup(hits, MissReason.EVICTED, key, by, step)
+        for other in running:
+            if other is seq or len(other.keys) <= missed or other.keys[missed] != key:
+                continue
+            if other.cache_epoch == self.epoch:
+                return Lookup(hits, MissReason.NOT_YET_COMPUTED, key, other.seq_id)
+        if missed == 0 and self._first_tokens.get(self._tokens_at(seq, 0)):
+            return Lookup(hits, MissReason.OTHER_SALT, key)
+        return Lookup(hits, MissReason.NEVER_SEEN, key)
+
+    def _note_first_tokens(self, tokens: Tokens) -> None:
+        self._first_tokens[tokens] = self._first_tokens.get(tokens, 0) + 1
+
+    def _forget_first_tokens(self, tokens: Tokens) -> None:
+        left = self._first_tokens[tokens] - 1
+        if left:
+            self._first_tokens[tokens] = left
+        else:
+            del self._first_tokens[tokens]
+
+
+class PrefixCache(PublishedBlocks):
+    """Published blocks as a tree. Complexity of every operation: the number of blocks it touches."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
+    ) -> None:
+        super().__init__(num_blocks, block_size, key_fn=key_fn, ghost_entries=ghost_entries)
+        self._parent: list[int | None] = [None] * num_blocks
+        self._tokens: list[Tokens] = [()] * num_blocks
+        self._extra: list[BlockExtra] = [None] * num_blocks
+        self._children: list[dict[int, int] | None] = [None] * num_blocks
+        self._roots: dict[Hashable, dict[int, int]] = {}
+        self._root_of: dict[int, Hashable] = {}  # top-level block -> its root
+
+    def num_children(self, block: int) -> int:
+        children = self._children[block]
+        return len(children) if children else 0
+
+    def parent(self, block: int) -> int | None:
+        return self._parent[block]
+
+    def parent_key(self, block: int) -> int:
+        parent = self._parent[block]
+        if parent is None:
+            return self._root_key(self._root_of[block])
+        key = self.key[parent]
+        assert key is not None
+        return key
+
     # -- lookup --------------------------------------------------------------------------------------------------
 
     def match(self, seq: Sequence) -> list[int]:
@@ -132,32 +232,15 @@ class PrefixCache:
             level = self._children[block]
         return hits
 
-    def num_matching(self, seq: Sequence) -> int:
-        """Tokens that a lookup would find now; remembered until the tree changes."""
-        if seq.match_memo[0] != self.version:
-            seq.match_memo = (self.version, len(self.match(seq)) * self.block_size)
-        return seq.match_memo[1]
+    def num_hits(self, seq: Sequence) -> int:
+        return len(self.match(seq))
 
     def explain(self, seq: Sequence, hits: list[int], running: Iterable[Sequence]) -> Lookup:
         """Why the match of ``seq`` ended after ``hits``. Complexity: O(running sequences), once an admission."""
         i = len(hits)
         if i == (seq.num_tokens - 1) // self.block_size:
             return Lookup(hits, MissReason.LAST_TOKEN)
-        key = seq.keys[i]
-        if key in self._ghosts:
-            step, by = self._ghosts[key]
-            return Lookup(hits, MissReason.EVICTED, key, by, step)
-        for other in running:
-            if other is not seq and len(other.keys) > i and other.keys[i] == key and other.cache_epoch == self.epoch:
-                return Lookup(hits, MissReason.NOT_YET_COMPUTED, key, other.seq_id)
-        if i == 0 and self._first_tokens.get(self._tokens_at(seq, 0)):
-            return Lookup(hits, MissReason.OTHER_SALT, key)
-        return Lookup(hits, MissReason.NEVER_SEEN, key)
-
-    def touch(self, block: int, step: int) -> None:
-        """``block`` is handed out as a hit."""
-        self.last_use_step[block] = step
-        self.uses[block] += 1
+        return self._explain(seq, hits, i, seq.keys[i], running)
 
     # -- change --------------------------------------------------------------------------------------------------
 
@@ -174,25 +257,17 @@ class PrefixCache:
         if known is not None:
             return known if self._same(known, seq, index) else None
         level[key] = block
-        self.key[block], self._parent[block] = key, parent
+        self._parent[block] = parent
         self._tokens[block] = self._tokens_at(seq, index)
         self._extra[block] = (seq.request.spec.block_keys or {}).get(index)
-        self.published_step[block] = self.last_use_step[block] = step
-        self.uses[block] = 0
-        self.depth[block] = index
         if parent is None:
             self._root_of[block] = seq.request.extra
-            self._first_tokens[self._tokens[block]] = self._first_tokens.get(self._tokens[block], 0) + 1
+            self._note_first_tokens(self._tokens[block])
         self._ghosts.pop(key, None)
-        self.version += 1
+        self._enter(block, key, index, step)
         return block
 
     def unpublish(self, block: int, step: int, cause: str) -> None:
-        """Take ``block`` out of the tree (eviction or reset) and remember who did it.
-
-        Raises:
-            InvariantError: it has published children, which would hang under a stranger.
-        """
         key, parent = self.key[block], self._parent[block]
         if key is None or self.num_children(block):
             raise InvariantError(f"block {block} cannot leave the tree: key {key}, {self.num_children(block)} children")
@@ -206,18 +281,12 @@ class PrefixCache:
         del level[key]
         if parent is None and not level:
             del self._roots[root]
-        self.key[block] = self._parent[block] = self._extra[block] = None
+        self._parent[block] = self._extra[block] = None
         self._tokens[block] = ()
         self._children[block] = None
-        self.version += 1
-        if self._ghost_entries:
-            self._ghosts[key] = (step, cause)
-            self._ghosts.move_to_end(key)
-            if len(self._ghosts) > self._ghost_entries:
-                self._ghosts.popitem(last=False)
+        self._leave(block, key, step, cause)
 
     def leaves_first(self) -> list[int]:
-        """Every published block, children before parents."""
         order: list[int] = []
         stack = [b for level in self._roots.values() for b in level.values()]
         while stack:
@@ -227,9 +296,6 @@ class PrefixCache:
         return order[::-1]
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _tokens_at(self, seq: Sequence, index: int) -> Tokens:
-        return tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
 
     def _same(self, block: int, seq: Sequence, index: int) -> bool:
         extras = seq.request.spec.block_keys
@@ -247,15 +313,7 @@ class PrefixCache:
             level = self._children[parent] = {}
         return level
 
-    def _forget_first_tokens(self, tokens: Tokens) -> None:
-        left = self._first_tokens[tokens] - 1
-        if left:
-            self._first_tokens[tokens] = left
-        else:
-            del self._first_tokens[tokens]
-
     def check(self) -> None:
-        """Raises InvariantError when keys, parents and children disagree."""
         published = set(self.leaves_first())
         for block, key in enumerate(self.key):
             if (key is not None) != (block in published):

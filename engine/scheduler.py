@@ -204,10 +204,11 @@ class Scheduler:
             if victim is seq and len(self.running) == 1:
                 self.starved.append(seq)
                 return 0, given_back
+            in_transfer = self.allocator.pool.num_in_transfer
             given_back += self._preempt(victim, seq, plan, now_ns)
             if victim is seq:
                 return 0, given_back
-            if self.config.deferred_free_steps:
+            if self.allocator.pool.num_in_transfer > in_transfer:  # its blocks are on their way, not here yet
                 self._claimed += 1
                 return 0, given_back
 

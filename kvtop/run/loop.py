@@ -190,8 +190,8 @@ class RunLoop:
                 self._end = self._stalled(stall or Blocker("", _NOTHING_DUE), now_ns)
             return
         until_ns = due_ns if self.max_ns is None else min(due_ns, self.max_ns)
-        if clock.virtual:
-            clock.advance(until_ns - now_ns)
+        if clock.virtual or self._steps_left:  # whoever asked for one step gets one, not the wait before it
+            clock.skip(until_ns - now_ns)
         elif until_ns > now_ns:
             self._flush()
             self._wait((until_ns - now_ns) / 1e9)

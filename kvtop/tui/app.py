@@ -86,6 +86,7 @@ class KvtopApp(App[None]):
         self.state = RunState()
         self._native: deque[str] = native if native is not None else deque(maxlen=1)
         self._pending: deque[Event] = deque()
+        self._clock_base = (0, time.monotonic())  # the run's clock at the last event, and when that was
         self._sharing = Sharing()
         self._shown: tuple[object, ...] = ()
         self._end: RunEnded | None = None
@@ -108,6 +109,7 @@ class KvtopApp(App[None]):
     def tick(self) -> None:
         """Fold what the session has, then show it if it differs from what is on the screen."""
         self._fold_pending()
+        self._follow_clock()
         self._show()
         if self._pending:
             self.set_timer(0.01, self.tick)
@@ -130,15 +132,24 @@ class KvtopApp(App[None]):
 
     def _fold(self, event: Event) -> None:
         self.state = reduce(self.state, event)
+        self._clock_base = (self.state.t_ns, time.monotonic())
         if isinstance(event, RunEnded):
             self._end = event
             if event.status == "failed":
                 self.action_failure()
 
+    def _follow_clock(self) -> None:
+        """Between events of a run in real time, let its clock go on once a second: ages and rates stay true."""
+        state, (t_ns, at_s) = self.state, self._clock_base
+        if state.status == "running" and state.manifest.get("clock") == "real":
+            now_ns = t_ns + int((time.monotonic() - at_s) * 1e9)
+            if now_ns - state.t_ns >= 1_000_000_000:
+                state.t_ns = now_ns
+
     def _show(self, force: bool = False) -> None:
         """Give a frame to the active screen. A dialog on top leaves changes collected until it is closed."""
         screen, state, native = self.screen, self.state, self._native[-1] if self._native else ""
-        now = (state.version, state.status, native)
+        now = (state.version, state.status, state.t_ns, native)
         if not isinstance(screen, FrameScreen) or not screen.is_mounted or (now == self._shown and not force):
             return
         if not self._shown or self._shown[1] != state.status:

@@ -56,6 +56,7 @@ class Life:
         self.evictions: list[Row] = []
         self.victims: list[Row] = []  # preempted for this one
         self.switched: list[Row] = []  # own blocks given up for equal ones
+        self.num_preemptions = self.lost_ns = 0
         self.ended = False
 
     def say(self, kind: str, step: int | None, t_ns: int | None, said: Said) -> None:
@@ -179,6 +180,7 @@ class Life:
         if before is not None and before.resumed is not None:
             self._back_again(step, again=True)
         host_tokens = 0 if row["num_tokens"] else self.num_computed
+        self.num_preemptions += 1
         self.say("preempted", step, self.log.start(step), lines.preemption(row, self.seq_id, host_tokens))
         target = max(self.num_computed, before.target if before else 0)
         self.back = Return(step, target, str(row["other"]), host_tokens=host_tokens)
@@ -192,6 +194,7 @@ class Life:
         assert back.resumed is not None
         away = minus(self.log.start(back.resumed), self.log.start(back.step))
         lost = minus(self.log.done(step), self.log.done(back.step))
+        self.lost_ns += 0 if back.born else lost or 0
         said = lines.way_back(back, away, lost, step, again=again)
         self.say("resumed", back.resumed, self.log.start(back.resumed), said)
         self.back = None
@@ -267,8 +270,11 @@ class Life:
         e2e = minus(t_ns, request.get("t_sched_ns"))
         text += " while it waited" if waiting else ""
         text += f", E2E {format_ns(e2e)}" if e2e is not None else ""
+        if self.num_preemptions:
+            text += f", of which {format_ns(self.lost_ns)} lost to {many(self.num_preemptions, 'preemption')}"
         numbers: dict[str, Any] = {"reason": reason, "output_tokens": row["num_tokens"] or 0, "e2e_ns": e2e}
         numbers |= {"state": "waiting" if waiting else "running", **self._gaps(self.emitted).as_json()}
+        numbers |= {"num_preemptions": self.num_preemptions, "lost_ns": self.lost_ns}
         self.say("ended", step, t_ns, (text, numbers))
         self.ended = True
 

@@ -127,7 +127,7 @@ class KVExecutor(NullExecutor):
         super().__init__(STEP_NS)
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
-        self.num_written = [0] * (num_blocks * block_size)
+        self.host: dict[int, list[int | None]] = {}
         self.num_calls = 0
         self.on_execute = on_execute
 
@@ -136,9 +136,7 @@ class KVExecutor(NullExecutor):
         self.num_calls += 1
         if self.on_execute is not None:
             self.on_execute(plan)
-        size = self.block_size
-        for source, dest in plan.copies:
-            self.slots[dest * size : (dest + 1) * size] = self.slots[source * size : (source + 1) * size]
+        self._move(plan)
         for chunk in plan.chunks:
             self._write(chunk)
         samples = {}
@@ -150,6 +148,17 @@ class KVExecutor(NullExecutor):
                 samples[chunk.request_id] = Sample(tuple(token_after(read, b) for b in branches))
         return ExecuteResult(samples, self.step_time_ns)
 
+    def _move(self, plan: Plan) -> None:
+        for block, host in plan.swap_out:
+            self.host[host] = self.slots[self._of(block)]
+        for source, dest in plan.copies:
+            self.slots[self._of(dest)] = self.slots[self._of(source)]
+        for host, block in plan.swap_in:
+            self.slots[self._of(block)] = self.host.pop(host)
+
+    def _of(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
+
     def _slot(self, chunk: Chunk, position: int) -> int:
         return chunk.sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
@@ -157,7 +166,6 @@ class KVExecutor(NullExecutor):
         assert chunk.count >= 1
         for position, token in zip(range(chunk.start, chunk.start + chunk.count), chunk.tokens, strict=True):
             self.slots[self._slot(chunk, position)] = token
-            self.num_written[self._slot(chunk, position)] += 1
 
     def _read(self, chunk: Chunk) -> list[int]:
         end = chunk.start + chunk.count

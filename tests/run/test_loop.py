@@ -281,3 +281,13 @@ def test_a_step_count_below_one_is_ignored(count: int) -> None:
     loop, _, outlet = make(ListSource([request(0)]), inbox, start_paused=True)
     loop.run()
     assert not outlet.of(StepEvent)
+
+
+def test_a_single_step_while_nothing_is_due_goes_to_the_next_arrival() -> None:
+    far_ns = 3600 * 10**9
+    inbox = ListInbox(on_wait=[[Step(1)], [Stop()]])
+    loop, _, outlet = make(ListSource([request(0, at_ns=far_ns)]), inbox, clock=RealClock(), start_paused=True)
+    end = loop.run()
+    assert end.status == "interrupted"
+    (event,) = [e for e in outlet.of(StepEvent) if e.prefill_tokens]
+    assert event.t_start_ns >= far_ns

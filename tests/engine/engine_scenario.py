@@ -1,0 +1,351 @@
+"""One random life of an engine: random sizes and policies, random requests, and everything that can happen to them.
+
+All choices come from one seed, so that a failure is repeated by its number. Outputs are held to an oracle that knows no
+engine; the rest to what must be true after every step, whatever the configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from engine_helpers import KVExecutor, token_after
+
+from kvtop.engine.api import (
+    Engine,
+    EngineConfig,
+    FinishReason,
+    InvalidRequest,
+    Plan,
+    QueueFull,
+    Recorder,
+    RequestSpec,
+    RequestState,
+    RequestTooLong,
+    SamplingParams,
+    StepOutput,
+    WaitReason,
+)
+from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.engine.policies.registry import BATCH, QUEUE, VICTIM
+
+STEMS = [[7] * 40, [8] * 40, [7, 8] * 20]
+VOCAB_STOP = 100  # every token below it stops some requests: about one in ten
+
+
+class ExecutorFailed(Exception):
+    """Raised by the executor on purpose."""
+
+
+@dataclass
+class Branch:
+    """What is known of one sequence without looking into the engine."""
+
+    prompt: list[int]
+    known: list[int]  # tokens it was born with
+    params: SamplingParams
+    order: tuple[int, int, int, int]
+    by_fork: bool = False  # by Engine.fork: the last of ``known`` was not computed yet
+    streamed: list[int] = field(default_factory=list)
+
+
+def random_config(rng: Random) -> EngineConfig:
+    allocator = rng.choice(["paged"] * 5 + ["contiguous-max", "contiguous-pow2", "contiguous-oracle"])
+    num_blocks, block_size = rng.randint(2, 20), rng.randint(1, 8)
+    values: dict[str, Any] = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_num_seqs": rng.randint(1, 8),
+        "max_batched_tokens": rng.choice([rng.randint(1, 8), rng.randint(8, 64)]),
+        "max_model_len": rng.choice([None, None, rng.randint(2, 60)]),
+        "policy": rng.choice(sorted(QUEUE.meanings())),
+        "victim": rng.choice(["last-arrived", *VICTIM.meanings()]),
+        "batch_policy": rng.choice(["decode-first", *BATCH.meanings()]),
+        "allocator": allocator,
+        "deferred_free_steps": rng.choice([0, 0, 1, 2]),
+        "reserve_blocks": rng.choice([0, 0, 1, 2]),
+        "max_queue": rng.choice([None, None, None, 3]),
+    }
+    if "aging_steps" in QUEUE.get(values["policy"])[0].defaults:
+        values["policy_params"] = {"aging_steps": rng.choice([2, 5, 256])}
+    if rng.random() < 0.25:
+        values |= {"chunked_prefill": False, "max_batched_tokens": num_blocks * block_size + rng.randint(0, 20)}
+    if allocator == "paged":
+        values["prefix_caching"] = rng.random() < 0.8
+        values["eviction"] = rng.choice(["lru", "lru", "lfu", "fifo", "2q"])
+        if rng.random() < 0.3:
+            values |= {"preemption": "swap", "host_blocks": rng.randint(1, 12)}
+    return EngineConfig(**values)
+
+
+class Scenario:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.config = random_config(rng)
+        self.executor = KVExecutor(self.config.num_blocks, self.config.block_size, self.in_flight)
+        self.recorder = Recorder()
+        self.engine = Engine(self.config, self.executor, recorder=self.recorder)
+        self.branches: dict[str, Branch] = {}
+        self.requests: list[str] = []
+        self.aborted: set[str] = set()
+        self.pinned: list[int] = []
+        self.ever_pinned = False
+        self.to_submit = rng.randint(1, 14)
+        self.troubled = rng.random() < 0.7  # half of the lives go undisturbed
+        self.steps: list[StepEvent] = []
+        self.rows: list[RequestEvent] = []
+        self.num_preempted = 0
+        self.last_counters: dict[str, int] = {}
+
+    # -- the life --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        steps = 0
+        while self.to_submit or self.engine.has_requests:
+            steps += 1
+            assert steps < 4000, "requests are left that never end"
+            self.between_steps()
+            self.step()
+        self.unpin_all()
+        for _ in range(self.config.deferred_free_steps + 1):
+            self.engine.step()
+        self.read_events()
+        self.at_the_end()
+
+    def step(self) -> None:
+        try:
+            out = self.engine.step()
+        except ExecutorFailed:
+            self.engine.check()
+            return
+        self.engine.check()
+        self.after_step(out)
+
+    def between_steps(self) -> None:
+        rng = self.rng
+        while self.to_submit and (not self.engine.has_requests or rng.random() < 0.3):
+            self.to_submit -= 1
+            self.submit()
+        if not self.troubled:
+            return
+        running = [s.seq_id for s in self.engine.scheduler.running]
+        if rng.random() < 0.03 and self.live():
+            self.abort(rng.choice(self.live()))
+        if rng.random() < 0.1 and running:
+            self.fork(rng.choice(running))
+        if self.config.allocator == "paged":
+            self.disturb_the_cache()
+        self.engine.check()
+
+    def disturb_the_cache(self) -> None:
+        rng, engine = self.rng, self.engine
+        if rng.random() < 0.03:
+            engine.reset_prefix_cache()
+        if rng.random() < 0.05:
+            block = rng.randrange(self.config.num_blocks)
+            if block not in engine.allocator.pool.fresh:
+                engine.pin(block)
+                self.pinned.append(block)
+                self.ever_pinned = True
+        if rng.random() < 0.05 and self.pinned:
+            engine.unpin(self.pinned.pop(rng.randrange(len(self.pinned))))
+        if rng.random() < 0.1:
+            before = engine.counters()
+            try:
+                engine.evict(rng.randrange(self.config.num_blocks))
+            except InvalidRequest:
+                assert engine.counters() == before
+
+    def in_flight(self, plan: Plan) -> None:
+        if self.troubled and self.rng.random() < 0.03:
+            self.abort(self.rng.choice(self.live()))
+        if self.troubled and self.rng.random() < 0.03:
+            raise ExecutorFailed
+
+    # -- what is done ------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        rng, number = self.rng, len(self.requests)
+        rid = f"q{number}"
+        self.requests.append(rid)
+        tail = [rng.randint(0, 9) for _ in range(rng.randint(0, 6))]
+        prompt = rng.choice(STEMS)[: rng.randint(0, min(30, self.config.effective_len - 1))] + tail
+        m = rng.randint(1, 12)
+        params = SamplingParams(
+            max_tokens=m,
+            min_tokens=rng.choice([0, 0, min(m, 3)]),
+            n=rng.choice([1, 1, 1, 2, 4]),
+            stop_token_ids=tuple(range(VOCAB_STOP)) if rng.random() < 0.2 else (),
+        )
+        spec = RequestSpec(
+            prompt,
+            params,
+            rid,
+            arrival_ns=rng.choice([None, 0, rng.randint(0, 10**9)]),
+            priority=rng.choice([0, 0, 0, 1, 2]),
+            extra_key=rng.choice([None, None, {"salt": "x"}]),
+            tenant=rng.choice(["a", "b"]),
+        )
+        before = self.engine.counters()
+        sched = self.engine.clock.now_ns() if spec.arrival_ns is None else spec.arrival_ns
+        refusal: InvalidRequest | None = None
+        try:
+            self.engine.submit_spec(spec)
+        except InvalidRequest as error:
+            refusal = error
+        if refusal is not None:
+            assert self.engine.counters() == before
+            too_long = len(prompt) >= self.config.effective_len
+            assert isinstance(refusal, RequestTooLong) == too_long
+            assert too_long or not prompt or isinstance(refusal, QueueFull)
+            return
+        assert 0 < len(prompt) < self.config.effective_len
+        for branch in range(params.n):
+            name = f"{rid}#{branch}" if branch else rid
+            self.branches[name] = Branch(prompt, prompt, params, (spec.priority, sched, number, branch))
+
+    def fork(self, seq_id: str) -> None:
+        engine, parent = self.engine, self.branches[seq_id]
+        view = engine.request(seq_id)
+        rid = seq_id.partition("#")[0]
+        total = self.rng.randint(2, 3)
+        try:
+            children = engine.fork(seq_id, total)
+        except InvalidRequest:
+            assert not view.output or len(view.prompt) + len(view.output) - view.num_computed > 1
+            return
+        assert len(children) == total - 1
+        for child in children:
+            number = int(child.rpartition("#")[2])
+            assert child == f"{rid}#{number}"
+            assert child not in self.branches or self.branches[child].order[3] >= parent.params.n
+            known = [*view.prompt, *view.output]
+            self.branches[child] = Branch(
+                parent.prompt, known, parent.params, (*parent.order[:3], number), True, list(view.output)
+            )
+
+    def live(self) -> list[str]:
+        return sorted(s.seq_id for s in [*self.engine.scheduler.running, *self.engine.scheduler.waiting])
+
+    def abort(self, seq_id: str) -> None:
+        """One branch; the first branch's id is the request's and ends them all."""
+        assert self.engine.abort(seq_id)
+        gone = [b for b in self.branches if b == seq_id or ("#" not in seq_id and b.startswith(f"{seq_id}#"))]
+        self.aborted.update(gone)
+
+    def unpin_all(self) -> None:
+        while self.pinned:
+            self.engine.unpin(self.pinned.pop())
+
+    # -- what must be true -------------------------------------------------------------------------------------------
+
+    def after_step(self, out: StepOutput) -> None:
+        engine, counters = self.engine, self.engine.counters()
+        assert counters.used + counters.idle + counters.fresh + counters.in_transfer == self.config.num_blocks
+        self.counters_never_fall()
+        assert out.plan.num_tokens <= self.config.max_batched_tokens
+        assert len({c.request_id for c in out.plan}) == len(out.plan) <= self.config.seats
+        assert not (out.preempted and out.admitted), "somebody was admitted in a step that preempted"
+        for seq_id, tokens in out.tokens.items():
+            assert len(tokens) == 1
+            self.branches[seq_id].streamed += tokens
+        advanced = out.plan or out.finished or counters.in_transfer or not engine.has_requests
+        assert advanced or out.stalled, "nobody advanced and nobody was named"
+        if out.stalled is not None:
+            assert self.pinned, f"a stall without a cause: {out.stalled}"
+            assert out.stalled.reason in (WaitReason.PINNED, WaitReason.NO_BLOCKS)
+            assert out.stalled.request_id in self.live()
+            self.unpin_all()
+        for seq in engine.scheduler.waiting:
+            if out.plan and not out.admitted and seq is engine.scheduler.head_of_line:
+                assert seq.wait_reason is not None, f"{seq.seq_id} waits and nobody knows why"
+        self.read_events()
+
+    def counters_never_fall(self) -> None:
+        view = self.engine.counters()
+        totals = {
+            name: getattr(view, name)
+            for name in (
+                "query_tokens",
+                "hit_tokens",
+                "restored_tokens",
+                "recomputed_tokens",
+                "computed_tokens",
+                "preemptions",
+                "evictions",
+                "copies",
+            )
+        }
+        assert all(value >= self.last_counters.get(name, 0) for name, value in totals.items())
+        assert view.hit_tokens <= view.query_tokens
+        self.last_counters = totals
+
+    def read_events(self) -> None:
+        for event in self.recorder.drain():
+            if isinstance(event, RequestEvent):
+                self.rows += [event] if event.phase == "finished" else []
+            elif isinstance(event, StepEvent):
+                self.steps.append(event)
+                blocks = event.used_blocks + event.idle_blocks + event.fresh_blocks + event.in_transfer_blocks
+                assert blocks == self.config.num_blocks
+                for kind, *fields in event.decisions:
+                    if kind == "preempted":
+                        self.num_preempted += 1
+                        victim, needy = self.branches[fields[0]], self.branches[fields[2]]
+                        assert victim.order >= needy.order, f"{fields[0]} ranks ahead of {fields[2]} and lost its room"
+
+    def at_the_end(self) -> None:
+        engine, counters = self.engine, self.engine.counters()
+        assert (counters.used, counters.in_transfer, counters.host_used) == (0, 0, 0)
+        assert sorted(row.request_id for row in self.rows) == sorted(self.requests), "not one end a request"
+        numbers = [event.step for event in self.steps]
+        assert numbers == sorted(numbers), "steps out of order"
+        computed = [event.step for event in self.steps if event.prefill_tokens or event.decode_tokens]
+        assert computed == sorted(set(computed)), "two events of one step"
+        assert counters.preemptions == self.num_preempted
+        views = {name: engine.request(name) for name in self.branches if name not in self.unborn()}
+        assert sum(view.preemptions for view in views.values()) == counters.preemptions
+        assert sum(event.preemptions for event in self.steps) <= counters.preemptions
+        for name, view in views.items():
+            self.one_at_the_end(name, self.branches[name], view)
+        assert sum(view.cached_tokens for view in views.values()) == counters.hit_tokens
+        assert sum(view.computed_tokens for view in views.values()) == counters.computed_tokens
+        assert sum(view.recomputed_tokens for view in views.values()) == counters.recomputed_tokens
+        assert sum(view.restored_tokens for view in views.values()) == counters.restored_tokens
+
+    def unborn(self) -> set[str]:
+        """Branches of requests that ended before their first token."""
+        names = [name for name, branch in self.branches.items() if "#" in name and not branch.by_fork]
+        return {name for name in names if not self.branches[name.partition("#")[0]].streamed}
+
+    def one_at_the_end(self, name: str, branch: Branch, view: Any) -> None:
+        output, reason = self.expected(name, branch)
+        assert view.state is RequestState.FINISHED
+        assert list(view.output) == branch.streamed, f"{name}: what was streamed is not what it has"
+        assert 0 <= view.cached_tokens <= max(0, len(branch.prompt) - 1)
+        if name in self.aborted and view.finish_reason is FinishReason.ABORTED:
+            assert list(view.output) == output[: len(view.output)]
+            return
+        if self.ever_pinned and view.finish_reason is FinishReason.CAPACITY:
+            assert list(view.output) == output[: len(view.output)]
+        else:
+            assert (list(view.output), view.finish_reason) == (output, reason), f"{name} is not what it is alone"
+        stored = len(branch.prompt) + len(view.output) - 1
+        own = stored - (len(branch.known) - 1 if branch.by_fork else len(branch.prompt) if "#" in name else 0)
+        assert view.cached_tokens + view.computed_tokens == own
+
+    def expected(self, name: str, branch: Branch) -> tuple[list[int], FinishReason]:
+        """Output and reason of one branch that nobody aborts, from its tokens at birth on."""
+        params, tokens = branch.params, list(branch.known)
+        number, prompt = branch.order[3], len(branch.prompt)
+        while True:
+            tokens.append(token_after(tokens, number))
+            length = len(tokens) - prompt
+            if length >= params.min_tokens and tokens[-1] in params.stop_token_ids:
+                return tokens[prompt:], FinishReason.STOP
+            if length >= params.max_tokens:
+                return tokens[prompt:], FinishReason.LENGTH
+            if len(tokens) >= self.config.effective_len:
+                by_model = self.config.max_model_len == self.config.effective_len
+                return tokens[prompt:], FinishReason.LENGTH if by_model else FinishReason.CAPACITY
