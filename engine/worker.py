@@ -110,7 +110,7 @@ def _build_torch(
         values = {**CPU_SIZES, **values}
     config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
     progress(f"allocating {num_blocks} blocks", None)
-    executor.allocate(num_blocks, config.block_size)
+    executor.allocate(num_blocks, config.block_size, config.host_blocks)
     built = Engine(config, as_executor(executor), recorder=recorder)
     info = {
         "model": model_info.name,

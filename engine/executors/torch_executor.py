@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import kvtop.engine.executors.omp  # noqa: F401
+
+# isort: split
 import torch
 from torch import Tensor
 

@@ -119,3 +119,5 @@ def _weighting(comparison: Comparison) -> Iterator[str]:
     if any(run.itl.n for column in comparison.columns for run in column.runs):
         yield "ITL pools the gaps of all answers (long ones weigh more); TPOT is one mean a request (equal weights)"
         yield "busy part: from the first to the last step with at least half the peak number of running sequences"
+    if comparison.memory:
+        yield "waste: slots reserved but unused, and holes too small for the queue (docs/memory-baselines.md)"

@@ -54,13 +54,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="memory for the pool, e.g. 2GiB")
     model.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens a block (default 16)")
     engine = parser.add_argument_group("engine")
+    engine.add_argument("--preemption", metavar="MODE", help="recompute (default), or swap to host memory")
+    engine.add_argument("--host-blocks", metavar="N", type=count, help="blocks in host memory, for --preemption swap")
     engine.add_argument("--eviction", metavar="NAME", help="eviction policy (default lru)")
     engine.add_argument("--victim", metavar="NAME", help="who is preempted (default last-arrived)")
     engine.add_argument(
         "--batch-policy", metavar="NAME", help="what a step's budget goes to first (default decode-first)"
     )
-    engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (default 64)")
-    engine.add_argument("--max-batched-tokens", type=count, metavar="N", help="token budget of a step (default 512)")
+    engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (64; 32 on a CPU)")
+    engine.add_argument(
+        "--max-batched-tokens", type=count, metavar="N", help="token budget of a step (512; 128 on a CPU)"
+    )
     engine.add_argument(
         "--max-model-len", type=count, metavar="N", help="longest prompt + output (default: what model and pool hold)"
     )
@@ -97,6 +101,8 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         raise UnknownName("allocator", allocator, ALLOCATORS)
     given = {
         "eviction": args.eviction,
+        "preemption": args.preemption,
+        "host_blocks": args.host_blocks,
         "victim": args.victim,
         "batch_policy": args.batch_policy,
         "max_num_seqs": args.max_num_seqs,

@@ -40,12 +40,6 @@ INTERRUPTED_LOADING = "interrupted while loading"
 # -P: the folder the user stands in must not shadow a library. The path makes the child run this very kvtop.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kvtop.run.child import main; main(*map(int, sys.argv[2:]))"
 
-# Threads of a parallel region that wait by spinning take the cores from those that still work as soon as anything else
-# runs on the machine; torch's matrix products were 2.4 to 4.4 times slower for it (results/LOG.md). The user's own
-# setting wins.
-_CHILD_ENV = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-
 class RunSession:
     """One run in a process of its own. Safe to use from two threads; every wait is bounded.
 
@@ -154,7 +148,6 @@ class RunSession:
             stdout=self._output.file,
             stderr=self._output.file,
             pass_fds=(command_fd, event_fd),
-            env={**_CHILD_ENV, **os.environ},
         )
 
     def _pump(self, timeout_s: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvtop.why.facts import Facts, Row, owner_of
-from kvtop.why.life import Life, Log
+from kvtop.why.life import Life
 from kvtop.why.lines import Line
+from kvtop.why.log import Log
 from kvtop.why.waits import Refusal
 
 
@@ -67,4 +68,8 @@ def _life_of(log: Log, lives: dict[str, Life], parents: dict[str, Life], row: Ro
         parent.bear(lives[seq_id], row["step"])
     elif kind in ("alloc", "share") and seq_id in parents:
         parents[seq_id].adopt(lives[seq_id], row)
+    elif seq_id not in lives:
+        lives[seq_id] = life = Life(log, seq_id, late=True)
+        text = "the log begins here: what came before is not in it"
+        life.say("log_begins", row["step"], log.start(row["step"]), (text, {}))
     return lives.get(seq_id)

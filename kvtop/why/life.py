@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from kvtop.cli.text import format_ns
 from kvtop.why import lines
-from kvtop.why.facts import Facts, Row, StepTimes
+from kvtop.why.facts import Row
 from kvtop.why.lines import Chunk, Gaps, Line, Return, Said, minus
-from kvtop.why.waits import Refusal, Wait, stretches, tell
+from kvtop.why.log import Log
+from kvtop.why.waits import Wait, stretches, tell
 from kvtop.why.words import ending, many, match_end, rejection
 
 
-@dataclass(slots=True)
-class Log:
-    """What the log has said so far, of everybody, and the lines made from it."""
-
-    facts: Facts
-    times: dict[int, StepTimes]
-    missed: dict[str, list[tuple[str, int]]]  # by evicting sequence: who missed a block later, and in which step
-    refusals: dict[str, list[Refusal]] = field(default_factory=dict)  # by sequence
-    held: Counter[str] = field(default_factory=Counter)  # table entries by sequence
-    publisher: dict[int, str] = field(default_factory=dict)  # block key -> who published it last
-    lines: list[Line] = field(default_factory=list)
-
-    def start(self, step: int) -> int | None:
-        return self.times[step].t_start_ns if step in self.times else None
-
-    def done(self, step: int) -> int | None:
-        return self.times[step].t_done_ns if step in self.times else None
-
-
 class Life:
-    """One sequence. Decisions are given to ``take`` in order; ``close`` ends it. Lines go to ``log``."""
+    """One sequence. Decisions are given to ``take`` in order; ``close`` ends it. Lines go to ``log``.
 
-    def __init__(self, log: Log, seq_id: str) -> None:
+    ``late``: the log begins after its arrival (a live one keeps the newest decisions only).
+    """
+
+    def __init__(self, log: Log, seq_id: str, *, late: bool = False) -> None:
         self.log = log
         self.seq_id = seq_id
-        self.num_known = int(log.facts.request["prompt_tokens"])  # prompt + output
+        self.late = late
+        self.num_known = self._num_prompt = int(log.facts.request["prompt_tokens"])  # prompt + output
         self.num_computed = 0
         self.chunks: list[Chunk] = []  # of the prefill being told
         self.emitted: list[int] = []  # step of each token
         self.num_told = 0  # tokens that have a line
+        self.num_first = 0 if late else 1  # tokens told by the line of the first token
         self.gaps_from = 0  # the first token since a preemption: the gap before it is told by the way back
         self.wait: Wait | None = None
         self.back: Return | None = None
@@ -130,6 +115,8 @@ class Life:
 
     def computed(self, row: Row) -> None:
         chunk = Chunk(row["step"], row["age_steps"] or 0, row["num_tokens"])
+        if self.late:  # it may have emitted before
+            self.num_known = max(self.num_known, chunk.end)
         back = self.back
         if back is not None and back.resumed is not None:
             if not back.num_chunks:
@@ -139,7 +126,7 @@ class Life:
             if chunk.end > back.target:
                 self._back_again(chunk.step)
                 chunk = Chunk(chunk.step, max(chunk.start, back.target), min(chunk.count, chunk.end - back.target))
-        if (back is None or self.back is None) and not self.emitted:
+        if (back is None or self.back is None) and not self.emitted and chunk.start < self._num_prompt:
             self.chunks.append(chunk)
         self.num_computed = chunk.end
         if chunk.end == self.num_known:
@@ -149,7 +136,7 @@ class Life:
             self.num_known += 1
 
     def first_token(self, row: Row) -> None:
-        t_ns = self.log.done(row["step"])
+        t_ns, self.num_first = self.log.done(row["step"]), 1
         self.say("first_token", row["step"], t_ns, lines.first_token(self.log.facts.request, t_ns))
 
     def _tell_prefill(self) -> None:
@@ -162,7 +149,7 @@ class Life:
         self._tell_prefill()
         self._tell_blocks()
         begin, self.num_told = self.num_told, len(self.emitted)
-        steps = self.emitted[max(begin, 1) :]  # the first token has a line of its own
+        steps = self.emitted[max(begin, self.num_first) :]
         if steps:
             gaps = self._gaps(self.emitted[self.gaps_from :])
             busy = self.log.times.get(gaps.worst) if gaps.worst is not None else None
@@ -179,6 +166,7 @@ class Life:
         self._tell_part()
         if before is not None and before.resumed is not None:
             self._back_again(step, again=True)
+        self.num_computed = max(self.num_computed, row["num_tokens"] or 0)
         host_tokens = 0 if row["num_tokens"] else self.num_computed
         self.num_preemptions += 1
         self.say("preempted", step, self.log.start(step), lines.preemption(row, self.seq_id, host_tokens))
@@ -212,7 +200,7 @@ class Life:
         child.back = Return(first, self.num_computed, born=True)
         child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
         if child.seq_id == self.log.facts.name:
-            output = self.num_known - int(self.log.facts.request["prompt_tokens"])
+            output = self.num_known - self._num_prompt
             text = f"branches off {self.seq_id}, with {many(output, 'token')} of output so far"
             child.say("born", step, self.log.done(step), (text, {"parent": self.seq_id, "output_tokens": output}))
 
@@ -291,7 +279,7 @@ class Life:
         state = "waiting" if waiting else "running"
         going_on = self.log.facts.run.get("status") in (None, "running")
         text = f"{state} now" if going_on else f"cut off by the end of the run while {state}"
-        output = self.num_known - int(self.log.facts.request["prompt_tokens"])
+        output = self.num_known - self._num_prompt
         said = f"{text}, after {many(output, 'token')}", {"output_tokens": output, "state": state}
         self.say("now" if going_on else "cut_off", last.step if last else None, last.t_done_ns if last else None, said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_tiny_is_the_same_in_another_process(tiny: TorchExecutor) -> None:
     here = sum(p.double().sum().item() for p in tiny._model.parameters())
     assert float(other.stdout) == pytest.approx(here, rel=1e-9)
     assert other.stderr == ""
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_without_spinning_unless_told_otherwise(given: str | None, expected: str) -> None:
+    code = (
+        "import os, sys\n"
+        "import kvtop.engine.executors.omp\n"
+        "assert 'torch' not in sys.modules\n"
+        "import kvtop.engine.executors.torch_executor\n"
+        "print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    if given:
+        environment["OMP_WAIT_POLICY"] = given
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100, env=environment
+    )
+    assert out.stdout.strip() == expected
 
 
 def test_building_the_tiny_model_leaves_the_global_random_state_alone() -> None:

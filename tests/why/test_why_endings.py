@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from why_engine import STEP, Scenario, of_kind, one, tokens
 
 from kvtop.engine.api import SamplingParams
 from kvtop.engine.errors import QueueFull, RequestTooLong
+from kvtop.why import explain, facts_of
 
 
 def test_all_tokens_it_asked_for() -> None:
@@ -97,3 +100,26 @@ def test_cut_off_by_the_end_of_the_run_or_still_going_on() -> None:
     cut = one(scenario.why("a", status="interrupted"), "cut_off")
     assert cut.text == "cut off by the end of the run while running, after 3 tokens"
     assert cut.t_ns == 3 * STEP
+
+
+def test_a_log_that_begins_in_the_middle_tells_the_rest() -> None:
+    """What a live screen has: the newest decisions only. Nothing that is told then differs from the whole story."""
+    scenario = Scenario(4)
+    scenario.submit("a", tokens(7, 1), 6)
+    scenario.submit("b", tokens(7, 2), 4)
+    scenario.finish()
+    whole = scenario.why("b")
+    facts = facts_of(scenario.events, "b", scenario.run)
+    assert facts is not None
+    own = [index for index, row in enumerate(facts.decisions) if row["request_id"] == "b"]
+    end = next(index for index in own if facts.decisions[index]["kind"] == "finished")
+    for cut in range(own[0] + 1, end + 1):
+        rest = facts.decisions[cut:]
+        lines = explain(replace(facts, decisions=rest))
+        assert one(lines, "log_begins").step is not None
+        assert one(lines, "ended").text.split(", of which")[0] == one(whole, "ended").text.split(", of which")[0]
+        for kind in ("first_token", "preempted"):
+            assert [line.text for line in of_kind(lines, kind)] in ([], [line.text for line in of_kind(whole, kind)])
+        emitted = sum(line.numbers["tokens"] for line in of_kind(lines, "decode")) + len(of_kind(lines, "first_token"))
+        assert emitted == sum(row["kind"] == "chunk" and row["request_id"] == "b" for row in rest)
+    assert explain(replace(facts, decisions=[row for row in facts.decisions if row["request_id"] != "b"])) == []
