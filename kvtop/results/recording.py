@@ -73,6 +73,7 @@ class FrameWriter:
             self._file.close()
             raise FileError(f"{self.path}: another run is writing this file") from None
         self._file.truncate(0)
+        self._finished = False
         self._sink = _Counted(self._file)
         self._zstd = self._compressor.stream_writer(cast(BinaryIO, self._sink), closefd=False)
 
@@ -100,13 +101,19 @@ class FrameWriter:
             self._dirty = False
         self._flushed_s = time.monotonic()
 
+    def finish(self) -> None:
+        """End the last segment and append the index; the file stays locked, so that nobody takes its directory."""
+        if self._error is None and not self._finished:
+            self._finished = True
+            self._guarded(self._finish)
+            self._guarded(self._file.flush)
+
     def close(self) -> None:
-        """End the last segment, append the index and release the file. Safe to call twice and after an error."""
+        """``finish`` and release the file. Safe to call twice and after an error."""
         if self._file.closed:
             return
         try:
-            if self._error is None:
-                self._guarded(self._finish)
+            self.finish()
         finally:
             self._file.close()
 

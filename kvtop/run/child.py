@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,10 @@ class _Child:
         """The recording's last event and the tables. A disk that refuses turns the end into a failed one."""
         if self.file is None or self.run_dir is None:
             return end
+        writer = self.file.writer
         try:
-            with self.file.writer as writer:
-                writer.write([end])
+            writer.write([end])
+            writer.finish()
         except Exception as error:
             end = _failed_files(end, error)
         try:
@@ -158,6 +160,9 @@ class _Child:
             write_tables(self.run_dir, status=end.status, events_dropped=self.outlet.num_dropped, error=end.error)
         except Exception as error:
             end = _failed_files(end, error)
+        finally:
+            with suppress(Exception):  # told above, if the disk refuses
+                writer.close()  # only now may another run use the directory
         return end
 
 

@@ -12,10 +12,11 @@ import pytest
 from result_runs import events_of, make_engine, manifest_of, record, specs
 
 from kvtop.engine.errors import UsageError
+from kvtop.engine.events import RunEnded
 from kvtop.results.files import FileError
 from kvtop.results.load import find_runs, open_run
 from kvtop.results.manifest import MANIFEST_KEYS, git_state, read_manifest, write_manifest
-from kvtop.results.recording import FRAMES_NAME, FrameWriter
+from kvtop.results.recording import FRAMES_NAME, FrameWriter, read_frames
 from kvtop.results.rundir import prepare_run_dir, run_dir_name
 from kvtop.results.schema import RUNS
 from kvtop.results.tables import write_tables
@@ -188,3 +189,14 @@ def test_the_commit_is_that_of_the_checkout_which_tracks_the_file(tmp_path: Path
     (tmp_path / "ours.py").write_text("2")
     assert git_state(tmp_path / "ours.py") == (sha, True)
     assert git_state(tmp_path / "installed.py") == (None, None)
+
+
+def test_a_run_whose_tables_are_still_to_be_written_is_left_alone(tmp_path: Path) -> None:
+    writer = FrameWriter(tmp_path / FRAMES_NAME)
+    writer.write([RunEnded(t_ns=1, status="complete")])
+    writer.finish()
+    assert [event for events in read_frames(tmp_path / FRAMES_NAME) for event in events]
+    with pytest.raises(UsageError, match="another run is being written here"):
+        prepare_run_dir(tmp_path)
+    writer.close()
+    prepare_run_dir(tmp_path)
