@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvtop.engine.errors import ConfigError, UnknownName
+from kvtop.engine.windows import longest_that_fits
 
 ALLOCATORS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
@@ -71,8 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("preemption by swap needs host_blocks >= 1, it is 0")
         if self.host_blocks and self.preemption != "swap":
             raise ConfigError(f"host_blocks is {self.host_blocks}, but preemption by {self.preemption} never uses them")
-        if self.kv_groups != (None,):
-            raise ConfigError(f"kv_groups is {self.kv_groups}, only one group that keeps every token is supported")
+        self._check_groups()
         if self.allocator != "paged" and self.prefix_caching:
             raise ConfigError(f"prefix_caching needs the paged allocator; {self.allocator} shares nothing")
         if not self.chunked_prefill and self.max_batched_tokens < self.effective_len - 1:
@@ -81,17 +81,37 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.max_batched_tokens}, prompts can have {self.effective_len - 1} tokens"
             )
 
+    def _check_groups(self) -> None:
+        groups = self.kv_groups
+        if not groups or any(window is not None and window < 2 for window in groups):
+            raise ConfigError(f"kv_groups is {groups}, expected at least one group, each None or a window >= 2 tokens")
+        if groups == (None,):
+            return
+        if self.allocator != "paged":
+            raise ConfigError(f"kv_groups is {groups}; {self.allocator} keeps every token of one group only")
+        if self.eviction == "belady":
+            raise ConfigError(f"eviction policy belady is no bound with kv_groups {groups}: use it with (None,)")
+        if self.num_blocks < len(groups):
+            raise ConfigError(f"num_blocks is {self.num_blocks}, {len(groups)} KV groups need a block each")
+        if None not in groups and self.max_model_len is None:
+            raise ConfigError(f"kv_groups {groups} keep no token for ever, so the pool is no bound: give max_model_len")
+
     @property
     def effective_len(self) -> int:
         """Longest prompt + output one request can reach: ``min(max_model_len, N * block_size + 1)``.
 
-        The + 1 is the last emitted token, whose K and V are never stored.
+        The + 1 is the last emitted token, whose K and V are never stored. With several KV groups the pool holds a
+        lone request's blocks of all of them; where every group has a window, that may be no bound at all.
         """
-        blocks = self.num_blocks
+        blocks: int | None = self.num_blocks
         if self.allocator == "contiguous-pow2":  # a buddy allocator's longest run
-            blocks = 1 << (blocks.bit_length() - 1)
-        stored = blocks * self.block_size + 1
-        return stored if self.max_model_len is None else min(self.max_model_len, stored)
+            blocks = 1 << (self.num_blocks.bit_length() - 1)
+        elif self.kv_groups != (None,):
+            # A whole prompt in one step is held whole, whatever falls out of the window after it.
+            windows = self.kv_groups if self.chunked_prefill else (None,) * len(self.kv_groups)
+            blocks = longest_that_fits(self.num_blocks, windows, self.block_size)
+        limits = [self.max_model_len, None if blocks is None else blocks * self.block_size + 1]
+        return min(limit for limit in limits if limit is not None)
 
     @property
     def caching(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from kvtop.engine import views
 from kvtop.engine.accounting import Accountant
-from kvtop.engine.allocators.paged import PagedAllocator
+from kvtop.engine.allocators.caching import CachingAllocator
 from kvtop.engine.allocators.registry import make_allocator
 from kvtop.engine.clock import Clock, RealClock, VirtualClock
 from kvtop.engine.config import EngineConfig
@@ -84,6 +84,7 @@ class Engine:
         self._finished: OrderedDict[str, RequestView] = OrderedDict()
         self._num_submitted = 0
         self._in_flight = False
+        self._unfinished = False  # the last plan was not executed: its copies and moves are still to be made
 
     # -- requests in ---------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Engine:
         if spec.request_id in self._requests or spec.request_id in self._sequences:
             # Not recorded: the stream already has a live request of this name.
             raise InvalidRequest(f"request id {spec.request_id!r} is in use")
-        request_id = spec.request_id if spec.request_id is not None else f"r{self._num_submitted}"
+        request_id = spec.request_id if spec.request_id is not None else self._own_id()
         sched = now if spec.arrival_ns is None else spec.arrival_ns
         request = Request(request_id, spec, self._num_submitted, sched, now)
         self._num_submitted += 1
@@ -153,8 +154,17 @@ class Engine:
         self.scheduler.waiting.push(seq)
         return request_id
 
+    def _own_id(self) -> str:
+        """The submission number as a name, or the next one that no user has taken."""
+        number = self._num_submitted
+        while f"r{number}" in self._requests:
+            number += 1
+        return f"r{number}"
+
     def _validate(self, request: Request) -> None:
         spec, request_id, limit = request.spec, request.request_id, self.config.effective_len
+        if request_id.rpartition("#")[2].isdigit() and "#" in request_id:
+            raise InvalidRequest(f"request id {request_id!r}: names that end in '#' and a number are those of branches")
         if not len(spec.prompt):
             raise InvalidRequest(f"request {request_id!r}: empty prompt, expected at least one token")
         if len(spec.prompt) >= limit:
@@ -189,7 +199,7 @@ class Engine:
                 self._future.now = max(self._future.now, seq.request.submission)
         out = self.accountant.begin(plan, start, planned)
         if plan:
-            self._in_flight = True
+            self._in_flight = self._unfinished = True
             try:
                 result = self.executor.execute(plan)
             except BaseException:
@@ -198,6 +208,7 @@ class Engine:
             finally:
                 self._in_flight = False
             self.allocator.executed()
+            self._unfinished = False
             if self.clock.virtual:
                 self.clock.advance(result.device_ns)
             self.accountant.account(plan, result, out, self.clock.now_ns())
@@ -305,8 +316,11 @@ class Engine:
         A branch for which there is no seat (or, without paging, no room) waits alone.
 
         Raises:
-            InvalidRequest: not running, still computing its prompt, or n < 2.
+            InvalidRequest: not running, still computing its prompt, n < 2, or the last step failed.
         """
+        if self._unfinished:
+            # A branch would share blocks whose content is still on its way.
+            raise InvalidRequest(f"cannot fork {request_id!r}: the last step failed, repeat it first")
         seq = self._sequences.get(request_id)
         if seq is None or seq.state is not RequestState.RUNNING:
             raise InvalidRequest(f"cannot fork {request_id!r}: it is not running")
@@ -322,11 +336,11 @@ class Engine:
     def pin(self, block: int) -> None:
         """Hold a used or idle block: it is neither reused nor evicted until ``unpin``."""
         self.allocator.pool.pin(block)
-        self.recorder.decide(("pin", 0, block))
+        self.recorder.decide(("pin", self.allocator.group_of(block), block))
 
     def unpin(self, block: int) -> None:
         self.allocator.pool.unpin(block, self.allocator.is_published(block), self.allocator.step)
-        self.recorder.decide(("unpin", 0, block))
+        self.recorder.decide(("unpin", self.allocator.group_of(block), block))
 
     def reset_prefix_cache(self) -> ResetResult:
         """Forget every cached prefix. ``partial``: blocks in use were unpublished but stay with their owners."""
@@ -343,8 +357,8 @@ class Engine:
             raise InvalidRequest(f"cannot evict block {block}: it is not idle, or has published children")
         allocator.evict(block, "forced")
 
-    def _paged(self, what: str) -> PagedAllocator:
-        if not isinstance(self.allocator, PagedAllocator):
+    def _paged(self, what: str) -> CachingAllocator:
+        if not isinstance(self.allocator, CachingAllocator):
             raise KvtopError(f"{what} needs the paged allocator, this engine uses {self.config.allocator}")
         return self.allocator
 

@@ -6,7 +6,7 @@ of a struct, and a step makes hundreds. The names are those of the columns of ``
 
 Block decisions rebuild every block table exactly (``kvtop.state.reduce`` does, and a test holds it to the engine):
 their ``num_tokens`` is the position of the block's first token in its sequence, so ``num_tokens // block_size`` is
-the index in the table.
+the index in the table of the block's KV group (entries below it that no decision names are NULL_BLOCK).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "share": ("request_id", "group", "block", "num_tokens", "reason"),  # refcount + 1; reason: hit, fork, dedup
     "copy": ("request_id", "group", "block", "other", "num_tokens"),
     # ^ copy-on-write: block (new, refcount 1) replaces other (refcount - 1) in the table
-    "free": ("request_id", "group", "block", "reason"),  # refcount - 1; reason: release, dedup
+    "free": ("request_id", "group", "block", "reason"),  # refcount - 1; reason: release, dedup, window
+    # ^ window: the block fell out of its group's sliding window; its entry in the table is NULL_BLOCK from then on
     "publish": ("request_id", "group", "block", "block_key", "parent_key"),
     "unpublish": ("group", "block", "block_key", "reason"),  # by a reset; not an eviction
     "evict": ("request_id", "group", "block", "block_key", "parent_key", "age_steps", "idle_steps", "uses"),
@@ -178,6 +179,7 @@ class SequenceRow(msgspec.Struct, frozen=True, array_like=True):
     t_last_token_ns: int | None
     high_water: int = 0  # positions below it have been computed before
     num_swapped: int = 0  # tokens that wait in host memory
+    other_tables: list[list[int]] = []  # of the KV groups after the first; -1 is a block that fell out of the window
 
 
 class Keyframe(Event, frozen=True, tag="key", kw_only=True):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from kvtop.engine.block_list import BlockList
 from kvtop.engine.block_pool import Evictor
 from kvtop.engine.policies.registry import EVICTION, EvictionKey
-from kvtop.engine.prefix_cache import PrefixCache
+from kvtop.engine.published import PublishedBlocks
 
 _Entry = tuple[tuple[int, ...], int, int, int]  # key, -depth, block, stamp
 
@@ -20,7 +20,7 @@ class LRUEvictor:
     head without looking further; only pins can put a child behind its parent, and then the walk is repeated.
     """
 
-    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+    def __init__(self, num_blocks: int, cache: PublishedBlocks) -> None:
         self._list = BlockList(num_blocks)
         self._cache = cache
 
@@ -76,10 +76,10 @@ class KeyedEvictor:
     block enters, deeper blocks first on a tie.
     """
 
-    def __init__(self, num_blocks: int, cache: PrefixCache, key: EvictionKey) -> None:
+    def __init__(self, num_blocks: int, cache: PublishedBlocks, key: EvictionKey) -> None:
         self._cache = cache
         self._key = key
-        self._idle: set[int] = set()
+        self._idle: dict[int, None] = {}  # in order of release
         self._heap: list[_Entry] = []
         self._stamp = [0] * num_blocks  # an entry is stale when its stamp is not the block's
 
@@ -89,18 +89,24 @@ class KeyedEvictor:
     def __contains__(self, block: int) -> bool:
         return block in self._idle
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._idle)
+
     def add(self, block: int) -> None:
-        self._idle.add(block)
-        if not self._cache.num_children(block):
-            heappush(self._heap, self._entry(block))
+        self._idle[block] = None
+        self.child_gone(block)
 
     def remove(self, block: int) -> None:
-        self._idle.remove(block)
+        del self._idle[block]
         self._stamp[block] += 1
 
     def child_gone(self, block: int) -> None:
         if block in self._idle and not self._cache.num_children(block):
+            self._stamp[block] += 1
             heappush(self._heap, self._entry(block))
+            if len(self._heap) > 2 * len(self._idle) + 64:  # a block hit again and again leaves an entry each time
+                self._heap = [entry for entry in self._heap if self._is_current(entry)]
+                heapify(self._heap)
 
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
         chosen: list[int] = []
@@ -112,7 +118,7 @@ class KeyedEvictor:
             entry = heappop(self._heap if own else parents)
             block = entry[2]
             if own:
-                if entry[3] != self._stamp[block] or block not in self._idle:
+                if not self._is_current(entry):
                     continue
                 popped.append(entry)
             if block in exclude:
@@ -128,13 +134,47 @@ class KeyedEvictor:
         return chosen
 
     def _entry(self, block: int) -> _Entry:
-        self._stamp[block] += 1
         return (self._key(block, self._cache), -self._cache.depth[block], block, self._stamp[block])
 
+    def _is_current(self, entry: _Entry) -> bool:
+        return entry[3] == self._stamp[entry[2]] and entry[2] in self._idle
 
-def make_evictor(name: str, num_blocks: int, cache: PrefixCache) -> Evictor:
+
+class ForesightEvictor(KeyedEvictor):
+    """For belady: a key is right until the request it looks forward to has come; then the block is keyed anew.
+
+    (That request need not have taken the block: it recomputes the last block of its prompt, or it was rejected.)
+    """
+
+    def __init__(self, num_blocks: int, cache: PublishedBlocks, key: EvictionKey) -> None:
+        super().__init__(num_blocks, cache, key)
+        self._expecting: dict[int, list[tuple[int, int]]] = {}  # request -> (block, stamp) of keys that end with it
+        self._now = -1
+
+    def peek(self, k: int, exclude: Collection[int]) -> list[int]:
+        future = self._cache.future
+        assert future is not None, "the engine refuses belady without a recorded future"
+        while self._now < future.now:
+            self._now += 1
+            for block, stamp in self._expecting.pop(self._now, ()):
+                if stamp == self._stamp[block]:
+                    self.child_gone(block)
+        return super().peek(k, exclude)
+
+    def _entry(self, block: int) -> _Entry:
+        key, future = self._cache.key[block], self._cache.future
+        assert key is not None, "only published blocks are idle"
+        assert future is not None, "the engine refuses belady without a recorded future"
+        request = future.next_mention(key)
+        if request is not None:
+            self._expecting.setdefault(request, []).append((block, self._stamp[block]))
+        return super()._entry(block)
+
+
+def make_evictor(name: str, num_blocks: int, cache: PublishedBlocks) -> Evictor:
     """Raises UnknownName with the nearest valid name."""
     policy, _ = EVICTION.get(name)
     if name == "lru":
         return LRUEvictor(num_blocks, cache)
-    return KeyedEvictor(num_blocks, cache, policy.rule)
+    evictor = ForesightEvictor if name == "belady" else KeyedEvictor
+    return evictor(num_blocks, cache, policy.rule)

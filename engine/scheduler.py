@@ -12,7 +12,7 @@ computes nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 
 from kvtop.engine.allocators.base import Admission, Allocator
 from kvtop.engine.config import EngineConfig
@@ -59,8 +59,9 @@ class Scheduler:
         plan = Plan(step)
         budget = self.config.max_batched_tokens
         for index, phase in enumerate(self._phases):
+            decodes_follow = phase == "running" or "decodes" in self._phases[index + 1 :]
+            self.allocator.hold = self._growth() if decodes_follow else 0
             if phase == "admit":
-                self.allocator.hold = self._growth() if "decodes" in self._phases[index:] else 0
                 budget = self._admit(plan, budget, now_ns)
             else:
                 budget = self._schedule_running(self._in_phase(phase), plan, budget, now_ns)
@@ -178,7 +179,7 @@ class Scheduler:
         if shortage.reason not in (WaitReason.NO_BLOCKS, WaitReason.NO_HOLE) or not self.running:
             return None
         if self._blocking is None or self._blocking.state is not RequestState.RUNNING:
-            self._blocking = max(self.running, key=lambda s: (len(s.block_table), s.order))
+            self._blocking = max(self.running, key=lambda s: (s.num_held, s.order))
         return self._blocking
 
     # -- room ----------------------------------------------------------------------------------------------------
@@ -213,9 +214,9 @@ class Scheduler:
                 return 0, given_back
 
     def _victim(self, needy: Sequence) -> Sequence:
-        """Of those that rank no further ahead than ``needy``, the one with the largest key; maybe itself."""
-        behind = self.running[bisect_left(self.running, needy.order, key=lambda s: s.order) :]
-        return max(behind, key=lambda s: self._victim_key(s, self._context))
+        """Of those that rank behind ``needy``, the one with the largest key; itself when nobody does."""
+        behind = self.running[bisect_right(self.running, needy.order, key=lambda s: s.order) :]
+        return max(behind, key=lambda s: self._victim_key(s, self._context), default=needy)
 
     def _preempt(self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int) -> int:
         """Take the victim's blocks away (recompute or swap). Returns the budget of a chunk it had in this plan."""
@@ -224,7 +225,7 @@ class Scheduler:
             if chunk.sequence is victim:
                 given_back = plan.chunks.pop(index).count
                 break
-        blocks = len(victim.block_table)
+        blocks = victim.num_held
         lost = 0 if self.allocator.swap_out(victim) else victim.num_computed
         self.allocator.drop_moves(victim)
         self.recorder.decide(("preempted", victim.seq_id, WaitReason.NO_BLOCKS.value, needy.seq_id, lost, blocks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtop.engine.types import (
+    NULL_BLOCK,
     FinishReason,
     MissReason,
     RequestSpec,
@@ -59,6 +60,7 @@ class Sequence:
     state: RequestState = RequestState.WAITING
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=lambda: [[]])  # one a KV group
+    num_dropped: list[int] = field(default_factory=lambda: [0])  # leading NULL entries of each table
     host_table: list[int] = field(default_factory=list)  # host blocks of the first ``num_swapped`` tokens
     num_swapped: int = 0
     promised: int = 0  # blocks promised at admission and not allocated yet
@@ -96,6 +98,20 @@ class Sequence:
     @block_table.setter
     def block_table(self, table: list[int]) -> None:
         self.block_tables[0] = table
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in all tables."""
+        return sum(map(len, self.block_tables)) - sum(self.num_dropped)
+
+    def held_blocks(self) -> list[tuple[int, int]]:
+        """(group, block) of every table entry that is not NULL, tail first."""
+        held = []
+        for index in range(max(map(len, self.block_tables)) - 1, -1, -1):
+            for group, table in enumerate(self.block_tables):
+                if index < len(table) and table[index] != NULL_BLOCK:
+                    held.append((group, table[index]))
+        return held
 
     @property
     def num_tokens(self) -> int:

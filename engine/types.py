@@ -16,6 +16,9 @@ from kvtop.engine.errors import InvalidRequest
 if TYPE_CHECKING:
     from kvtop.engine.sequence import Sequence
 
+NULL_BLOCK = -1
+"""Entry of a block table whose block fell out of the group's window: nothing is there and nobody reads it."""
+
 ExtraKey = Mapping[str, str | int]
 """Tagged extra key of a request, e.g. ``{"adapter": "x@rev2", "salt": "tenant-7"}``."""
 
@@ -230,7 +233,8 @@ class Executor(Protocol):
         """Move and copy blocks in the plan's order, compute every chunk, sample where ``num_samples > 0``.
 
         Chunk ``c`` writes K and V of positions ``start .. start+count-1`` into the slots that
-        ``c.sequence.block_table`` names, and attends to all positions from 0 on. Called once a non-empty step.
+        the sequence's block tables name (each layer that of its KV group), and attends to all positions from 0 on,
+        or to those inside the group's window: entries before it may be NULL_BLOCK. Called once a non-empty step.
         """
         ...
 
@@ -337,6 +341,7 @@ class RequestView:
     wait_reason: WaitReason | None
     wait_blocker: str | None
     miss_reason: MissReason | None
+    block_tables: tuple[tuple[int, ...], ...] = ()  # one a KV group; ``block_table`` is the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvtop.engine.allocators.base import Allocator
-from kvtop.engine.allocators.paged import PagedAllocator
+from kvtop.engine.allocators.caching import CachingAllocator
 from kvtop.engine.errors import InvalidRequest, InvariantError
 from kvtop.engine.events import BlockRow, Keyframe, RequestEvent, SequenceRow
 from kvtop.engine.scheduler import Scheduler
@@ -75,19 +75,20 @@ def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
         wait_reason=reason if waiting else None,
         wait_blocker=blocker if waiting else None,
         miss_reason=seq.request.miss_reason,
+        block_tables=tuple(map(tuple, seq.block_tables)),
     )
 
 
 def block_view(allocator: Allocator, block: int, sequences: Iterable[Sequence]) -> BlockView:
     """Complexity: O(tables); for one block at a time, on request."""
     pool = allocator.pool
-    cache = allocator.cache if isinstance(allocator, PagedAllocator) else None
+    cache = allocator.cache if isinstance(allocator, CachingAllocator) else None
     published = cache is not None and cache.is_published(block)
     return BlockView(
         block=block,
         state=pool.state(block),
         refcount=pool.refcount[block],
-        owners=tuple(s.seq_id for s in sequences for b in s.block_table if b == block),
+        owners=tuple(s.seq_id for s in sequences for table in s.block_tables for b in table if b == block),
         pins=pool.pins[block],
         tokens_filled=pool.filled[block],
         published_key=cache.key[block] if cache else None,
@@ -171,7 +172,7 @@ def rejected_event(request: Request, now_ns: int, error: str) -> RequestEvent:
 
 def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, step: int, now_ns: int) -> Keyframe:
     pool = allocator.pool
-    cache = allocator.cache if isinstance(allocator, PagedAllocator) else None
+    cache = allocator.cache if isinstance(allocator, CachingAllocator) else None
     blocks = []
     settled = [b for b in range(pool.num_blocks) if pool.state(b) in (BlockState.IDLE, BlockState.USED)]
     for block in [*settled, *pool.in_transfer()]:
@@ -224,6 +225,7 @@ def _sequence_row(seq: Sequence, scheduler: Scheduler) -> SequenceRow:
         t_last_token_ns=seq.t_last_token_ns,
         high_water=seq.high_water,
         num_swapped=seq.num_swapped,
+        other_tables=[list(table) for table in seq.block_tables[1:]],
     )
 
 
@@ -232,7 +234,7 @@ def check_queues(scheduler: Scheduler, sequences: Mapping[str, Sequence]) -> Non
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     if sorted(s.seq_id for s in [*running, *waiting]) != sorted(sequences):
         raise InvariantError("the running and waiting lists are not exactly the live sequences")
-    if any(s.state is not RequestState.RUNNING for s in running) or any(s.block_table for s in waiting):
+    if any(s.state is not RequestState.RUNNING for s in running) or any(any(s.block_tables) for s in waiting):
         raise InvariantError("a running sequence is in another state, or a waiting one holds blocks")
     if [s.order for s in running] != sorted(s.order for s in running):
         raise InvariantError("the running list is not in static order")

@@ -14,7 +14,7 @@ class WaitingQueue:
     """A sorted list. With a static policy a key is computed once; with a dynamic one ``begin_step`` sorts anew."""
 
     def __init__(self, policy: Policy[SequenceKey], context: PolicyContext) -> None:
-        self._policy = policy
+        self.policy = policy
         self._context = context
         self._entries: list[tuple[tuple[Any, ...], Sequence]] = []
         self._keys: dict[str, tuple[Any, ...]] = {}
@@ -27,11 +27,14 @@ class WaitingQueue:
         return (seq for _, seq in self._entries)
 
     def begin_step(self, step: int) -> None:
+        """Complexity with a dynamic policy: one key a waiting sequence, then a sort of what is nearly in order."""
         self._context.step = step
-        if self._policy.dynamic and len(self._entries) > 1:
-            if self._policy.prepare is not None:
-                self._policy.prepare(self, self._context)
-            self._entries = sorted((self._policy.rule(seq, self._context), seq) for _, seq in self._entries)
+        policy = self.policy
+        if policy.prepare is not None:  # an empty queue too: whoever comes next must not pass for having waited
+            policy.prepare(self, self._context)
+        if policy.dynamic and len(self._entries) > 1:
+            rule, context = policy.rule, self._context
+            self._entries = sorted([(rule(seq, context), seq) for _, seq in self._entries])
             self._keys = {seq.seq_id: key for key, seq in self._entries}
 
     def head(self) -> Sequence | None:
@@ -39,7 +42,7 @@ class WaitingQueue:
 
     def push(self, seq: Sequence) -> None:
         """Complexity: O(log n) comparisons."""
-        key = self._policy.rule(seq, self._context)
+        key = self.policy.rule(seq, self._context)
         self._keys[seq.seq_id] = key
         insort(self._entries, (key, seq))
 

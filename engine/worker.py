@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.engine import Engine
@@ -12,6 +12,10 @@ from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.executors.null import NullExecutor
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.types import Executor
+from kvtop.engine.windows import Windows
+
+if TYPE_CHECKING:
+    from kvtop.engine.executors.torch_layout import ModelGroups
 
 Progress = Callable[[str, float | None], None]
 
@@ -93,7 +97,12 @@ def _build_torch(
     executor = TorchExecutor.load(model, device=device, progress=progress)
     model_info = executor.info
     block_size = engine.get("block_size", DEFAULT_BLOCK_SIZE)
-    per_block = executor.kv_bytes_per_block(block_size)
+    longest = model_info.max_model_len
+    asked = engine.get("max_model_len")
+    if asked is not None and longest is not None and asked > longest:
+        raise ConfigError(f"max_model_len is {asked}, the model {model_info.name} reaches {longest}")
+    kv_groups = _kv_groups(engine, executor.groups, longest if asked is None else asked, progress)
+    per_block = executor.kv_bytes_per_block(block_size, kv_groups)
     if num_blocks is None:
         budget = DEFAULT_KV_MEMORY_BYTES if kv_memory_bytes is None else kv_memory_bytes
         num_blocks = int(budget // per_block)
@@ -101,16 +110,13 @@ def _build_torch(
             raise ConfigError(
                 f"KV memory of {budget:,} bytes holds no block: one block of {block_size} tokens takes {per_block:,}"
             )
-    longest = model_info.max_model_len
-    asked = engine.get("max_model_len")
-    if asked is not None and longest is not None and asked > longest:
-        raise ConfigError(f"max_model_len is {asked}, the model {model_info.name} reaches {longest}")
     values = {"max_model_len": longest, "eos_token_ids": list(model_info.eos_token_ids), **engine}
+    values["kv_groups"] = kv_groups
     if model_info.device == "cpu":
         values = {**CPU_SIZES, **values}
     config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
     progress(f"allocating {num_blocks} blocks", None)
-    executor.allocate(num_blocks, config.block_size, config.host_blocks)
+    executor.allocate(num_blocks, config.block_size, config.host_blocks, config.kv_groups)
     built = Engine(config, as_executor(executor), recorder=recorder)
     info = {
         "model": model_info.name,
@@ -120,6 +126,21 @@ def _build_torch(
         "vocab_size": model_info.vocab_size,
     }
     return Built(built, {**describe(built, "torch"), **info}, model_info.vocab_size, executor.tokenizer)
+
+
+def _kv_groups(engine: dict[str, Any], groups: ModelGroups, max_len: int | None, progress: Progress) -> Windows:
+    """The KV groups of the model's layers, unless the configuration names others (``(None,)``: keep every token)."""
+    if "kv_groups" in engine:
+        return tuple(engine["kv_groups"])
+    if engine.get("allocator", "paged") != "paged":  # the contiguous baselines keep everything
+        return (None,)
+    if groups.reason is not None:
+        progress(f"sliding windows: every token is kept; {groups.reason}", None)
+    kv_groups = groups.windows(max_len)
+    if kv_groups != (None,):
+        named = ", ".join("all tokens" if w is None else f"the last {w:,}" for w in kv_groups)
+        progress(f"KV groups keep {named}", None)
+    return kv_groups
 
 
 def as_executor(executor: Executor) -> Executor:

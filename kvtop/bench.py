@@ -18,7 +18,7 @@ from kvtop.engine.errors import KvtopError, UsageError
 from kvtop.engine.events import Event, Notice, RequestEvent, RunEnded, RunStarted, StepEvent
 from kvtop.results.files import file_error
 from kvtop.results.manifest import MANIFEST_NAME, read_manifest
-from kvtop.results.rundir import prepare_run_dir, run_dir_name
+from kvtop.results.rundir import check_not_in_use, prepare_run_dir, run_dir_name
 from kvtop.run.session import RunSession
 from kvtop.run.spec import RunSpec
 
@@ -149,6 +149,7 @@ def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outco
     try:
         if run_dir is not None:
             if force and run_dir.exists():
+                check_not_in_use(run_dir)
                 shutil.rmtree(run_dir)
             prepare_run_dir(run_dir)
         session = RunSession(spec)

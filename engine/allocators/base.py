@@ -15,11 +15,12 @@ from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.evictors import make_evictor
 from kvtop.engine.prefix_cache import Lookup, PrefixCache
+from kvtop.engine.published import PublishedBlocks
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, Plan, Shortage
+from kvtop.engine.types import NULL_BLOCK, Eviction, Plan, Shortage
 
-GROUP = 0  # the only KV group so far
+GROUP = 0  # the only KV group of most models
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Admission:
 class Allocator(ABC):
     """Base of all allocators. ``step`` is set by the engine before anything else happens in a step."""
 
-    def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PrefixCache | None = None) -> None:
+    def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PublishedBlocks | None = None) -> None:
         self.config = config
         self.recorder = recorder
         self.block_size = config.block_size
@@ -47,7 +48,7 @@ class Allocator(ABC):
         self.step = 0
         self.num_settled = 0  # deferred frees that fell due in this step
         self.promised = 0  # blocks promised to admitted sequences and not allocated yet
-        self.hold = 0  # blocks that admissions of this step must leave to running sequences scheduled after them
+        self.hold = 0  # blocks that must be left to decodes scheduled later in this step
         self.copies: list[tuple[int, int]] = []  # (source, destination) the executor has not done yet
         self.num_copies = 0
         self.num_evictions = 0
@@ -84,7 +85,7 @@ class Allocator(ABC):
         return end <= len(seq.block_tables[0]) * self.block_size
 
     def growth(self, seq: Sequence, end: int) -> int:
-        """Blocks that ``grow(seq, end)`` would take from the pool."""
+        """Blocks that ``grow(seq, end)`` would take from the pool, beyond those promised to ``seq``."""
         return 0
 
     def cached_tokens(self, seq: Sequence) -> int:
@@ -97,11 +98,12 @@ class Allocator(ABC):
 
     def commit(self, seq: Sequence, start: int) -> None:
         """Positions ``start .. num_computed - 1`` are computed: account the slots (and publish, with caching)."""
-        size, end, table, pool = self.block_size, seq.num_computed, seq.block_tables[0], self.pool
+        size, end, pool = self.block_size, seq.num_computed, self.pool
         first, last = start // size, (end - 1) // size
-        for index in range(first, last):
-            pool.set_filled(table[index], size)
-        pool.set_filled(table[last], end - last * size)
+        for table in seq.block_tables:
+            for index in range(first, last):
+                pool.set_filled(table[index], size)
+            pool.set_filled(table[last], end - last * size)
 
     def release(self, seq: Sequence) -> None:
         """Give back every block of ``seq``, tail first, so that a chain's head outlives its tail."""
@@ -126,6 +128,10 @@ class Allocator(ABC):
     def is_published(self, block: int) -> bool:
         return False
 
+    def group_of(self, block: int) -> int:
+        """The KV group whose layers ``block`` holds."""
+        return GROUP
+
     def executed(self) -> None:
         """The step's moves and copies are done."""
         self.copies = []
@@ -141,26 +147,26 @@ class Allocator(ABC):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _take(self, blocks: list[int], seq: Sequence) -> None:
-        """Take planned blocks and append them to the table."""
+    def _take(self, blocks: list[int], seq: Sequence, group: int = GROUP) -> None:
+        """Take planned blocks and append them to the group's table."""
         self.pool.take(blocks, seq.seq_id)
-        decide = self.recorder.decide
+        decide, table = self.recorder.decide, seq.block_tables[group]
         for block in blocks:
-            decide(("alloc", seq.seq_id, GROUP, block, len(seq.block_table) * self.block_size))
-            seq.block_table.append(block)
-        seq.peak_blocks = max(seq.peak_blocks, len(seq.block_table))
+            decide(("alloc", seq.seq_id, group, block, len(table) * self.block_size))
+            table.append(block)
+        seq.peak_blocks = max(seq.peak_blocks, seq.num_held)
 
-    def _copy_block(self, source: int, dest: int, seq: Sequence, index: int) -> None:
+    def _copy_block(self, source: int, dest: int, seq: Sequence, index: int, group: int = GROUP) -> None:
         """Ask the executor for a copy into ``dest`` (taken already), written slots included."""
         self.copies.append((source, dest))
         self.num_copies += 1
         self.pool.set_filled(dest, self.pool.filled[source])
-        self.recorder.decide(("copy", seq.seq_id, GROUP, dest, source, index * self.block_size))
+        self.recorder.decide(("copy", seq.seq_id, group, dest, source, index * self.block_size))
 
     def drop_moves(self, seq: Sequence) -> None:
         """``seq`` is preempted before the step ran: what it asked to be copied or moved is not needed any more."""
-        table = set(seq.block_table)
-        self.copies = [(source, dest) for source, dest in self.copies if dest not in table]
+        own = {block for table in seq.block_tables for block in table}
+        self.copies = [(source, dest) for source, dest in self.copies if dest not in own]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -172,10 +178,12 @@ class Allocator(ABC):
         promised = 0
         for seq in sequences:
             promised += seq.promised
-            if len(seq.block_table) * self.block_size < seq.num_computed:
-                raise InvariantError(f"{seq.seq_id}: {seq.num_computed} computed, {len(seq.block_table)} blocks")
-            for block in seq.block_table:
-                refs[block] += 1
+            for table in seq.block_tables:
+                if len(table) * self.block_size < seq.num_computed:
+                    raise InvariantError(f"{seq.seq_id}: {seq.num_computed} computed, {len(table)} blocks")
+                for block in table:
+                    if block != NULL_BLOCK:
+                        refs[block] += 1
         for block, count in enumerate(refs):
             if count != self.pool.refcount[block]:
                 raise InvariantError(

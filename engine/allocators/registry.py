@@ -10,6 +10,7 @@ from kvtop.engine.allocators.contiguous import (
     ContiguousPow2Allocator,
 )
 from kvtop.engine.allocators.paged import PagedAllocator
+from kvtop.engine.allocators.windowed import WindowedAllocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.prefix_cache import KeyFn
 from kvtop.engine.recorder import AnyRecorder
@@ -24,5 +25,6 @@ CONTIGUOUS: dict[str, type[ContiguousAllocator]] = {
 def make_allocator(config: EngineConfig, recorder: AnyRecorder, key_fn: KeyFn | None = None) -> Allocator:
     """The allocator ``config.allocator`` names (checked by EngineConfig)."""
     if config.allocator == "paged":
-        return PagedAllocator(config, recorder, key_fn)
+        paged = PagedAllocator if config.kv_groups == (None,) else WindowedAllocator
+        return paged(config, recorder, key_fn)
     return CONTIGUOUS[config.allocator](config, recorder)

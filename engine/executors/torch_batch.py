@@ -1,7 +1,8 @@
 """One step's packed batch: token rows, the slots they are written to, and the indices attention reads with.
 
-Rows are ordered for attention: single tokens first, longest context first, then the longer chunks. Index tensors depend
-on the layer only through its number of KV heads and its window, and are made once a step for each such pair.
+Rows are ordered for attention: single tokens first, longest context first, then the longer chunks. Index tensors
+depend on the layer only through its KV group, its number of KV heads and its window: they are made once a step for
+each combination.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Row:
     tokens: Sequence[int]
     start: int
     block_table: Sequence[int]
+    other_tables: Sequence[Sequence[int]] = ()  # of the KV groups after the first
+
+    def table(self, group: int) -> Sequence[int]:
+        """Block table of a KV group."""
+        return self.other_tables[group - 1] if group else self.block_table
 
     @property
     def count(self) -> int:
@@ -48,8 +54,8 @@ class PagedBatch:
         self.rows = sorted(rows, key=lambda r: (r.count > 1, -r.last if r.count == 1 else 0))
         self.num_decodes = sum(r.count == 1 for r in self.rows)
         self.layers_seen = 0
-        self._writes: dict[int, Tensor] = {}
-        self._work: dict[tuple[int, int | None], tuple[list[DecodeGroup], list[PrefillSpan]]] = {}
+        self._writes: dict[tuple[int, int], Tensor] = {}
+        self._work: dict[tuple[int, int, int | None], tuple[list[DecodeGroup], list[PrefillSpan]]] = {}
 
     @cached_property
     def positions(self) -> np.ndarray:
@@ -86,10 +92,11 @@ class PagedBatch:
         """Write this layer's new K and V, then attend: q (H, T, D), k and v (KVH, T, D) to (T, H, Dv)."""
         self.layers_seen += 1
         k_pool, v_pool, kv_heads = self.pool.k[layer], self.pool.v[layer], k.shape[0]
-        rows = self._write_rows(kv_heads)
+        kv_group = self.pool.layout.group_of[layer]
+        rows = self._write_rows(kv_group, kv_heads)
         kv_write(k_pool, rows, k.transpose(0, 1))
         kv_write(v_pool, rows, v.transpose(0, 1))
-        groups, spans = self._work_for(kv_heads, window)
+        groups, spans = self._work_for(kv_group, kv_heads, window)
         out = q.new_empty(q.shape[1], q.shape[0], v.shape[2])
         for group in groups:
             part = slice(group.first_row, group.first_row + group.num_seqs)
@@ -102,59 +109,78 @@ class PagedBatch:
             out[part] = value.transpose(0, 1)
         return out
 
-    def _write_rows(self, kv_heads: int) -> Tensor:
+    def _write_rows(self, kv_group: int, kv_heads: int) -> Tensor:
         """Row of the pool, seen as (num_blocks * KVH * B, D), of every (token, head)."""
-        if kv_heads not in self._writes:
+        if (kv_group, kv_heads) not in self._writes:
             size = self.pool.block_size
-            blocks = [np.asarray(r.block_table)[np.arange(r.start, r.last + 1) // size] for r in self.rows]
+            blocks = [self._written(r, kv_group) for r in self.rows]
             block, offset = np.concatenate(blocks).astype(np.int64), self.positions % size
             rows = (block[:, None] * kv_heads + np.arange(kv_heads)) * size + offset[:, None]
-            self._writes[kv_heads] = self._tensor(rows.reshape(-1))
-        return self._writes[kv_heads]
+            self._writes[kv_group, kv_heads] = self._tensor(rows.reshape(-1))
+        return self._writes[kv_group, kv_heads]
 
-    def _work_for(self, kv_heads: int, window: int | None) -> tuple[list[DecodeGroup], list[PrefillSpan]]:
-        key = (kv_heads, window)
+    def _written(self, row: Row, kv_group: int) -> np.ndarray:
+        """Block of every token of ``row``."""
+        size = self.pool.block_size
+        first, last = row.start // size, row.last // size
+        table = np.asarray(row.table(kv_group)[first : last + 1])
+        return table[np.arange(row.start, row.last + 1) // size - first]
+
+    def _work_for(
+        self, kv_group: int, kv_heads: int, window: int | None
+    ) -> tuple[list[DecodeGroup], list[PrefillSpan]]:
+        key = (kv_group, kv_heads, window)
         if key not in self._work:
-            self._work[key] = (self._decode_groups(kv_heads, window), self._prefill_spans(kv_heads, window))
+            self._work[key] = (self._decode_groups(*key), self._prefill_spans(*key))
         return self._work[key]
 
-    def _decode_groups(self, kv_heads: int, window: int | None) -> list[DecodeGroup]:
+    def _decode_groups(self, kv_group: int, kv_heads: int, window: int | None) -> list[DecodeGroup]:
         size = self.pool.block_size
         first_blocks = [_first_key(r.start, window) // size for r in self.rows[: self.num_decodes]]
         widths = [r.start // size - first + 1 for r, first in zip(self.rows, first_blocks, strict=False)]
         groups = []
         for begin, end in _split(widths, size):
-            groups.append(self._decode_group(begin, end, first_blocks[begin:end], kv_heads, window))
+            rows, firsts = self.rows[begin:end], first_blocks[begin:end]
+            # Only what the window touches: blocks before it may be gone.
+            tables = [r.table(kv_group)[first : r.start // size + 1] for r, first in zip(rows, firsts, strict=True)]
+            groups.append(self._decode_group(begin, tables, firsts, kv_heads, window))
         return groups
 
     def _decode_group(
-        self, begin: int, end: int, first_blocks: list[int], kv_heads: int, window: int | None
+        self,
+        begin: int,
+        tables: list[Sequence[int]],
+        first_blocks: list[int],
+        kv_heads: int,
+        window: int | None,
     ) -> DecodeGroup:
-        size, rows = self.pool.block_size, self.rows[begin:end]
-        tables = [r.block_table[first : r.start // size + 1] for r, first in zip(rows, first_blocks, strict=True)]
+        """Rows from ``begin`` on; ``tables`` name the blocks each one reads, from its ``first_blocks`` on."""
+        size, count = self.pool.block_size, len(tables)
         width = max(len(table) for table in tables)
         # Padding repeats the sequence's own last block: a valid id, and hidden.
         ids = np.asarray([[*table, *[table[-1]] * (width - len(table))] for table in tables], dtype=np.int64)
         pieces = ids[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
         position = np.asarray(first_blocks)[:, None] * size + np.arange(width * size)
-        last = np.asarray([r.start for r in rows])[:, None]
+        last = np.asarray([r.start for r in self.rows[begin : begin + count]])[:, None]
         visible = (position <= last) & (position >= _first_key(last, window))
         if visible.all():
-            return DecodeGroup(begin, end - begin, self._tensor(pieces.reshape(-1)), None, None)
+            return DecodeGroup(begin, count, self._tensor(pieces.reshape(-1)), None, None)
         seq, column = np.nonzero(~visible)
         heads = np.arange(kv_heads)[:, None]
         hidden = (seq * kv_heads + heads) * (width * size) + column
         mask = self._mask(visible)[:, None]
-        return DecodeGroup(begin, end - begin, self._tensor(pieces.reshape(-1)), mask, self._tensor(hidden.reshape(-1)))
+        return DecodeGroup(begin, count, self._tensor(pieces.reshape(-1)), mask, self._tensor(hidden.reshape(-1)))
 
-    def _prefill_spans(self, kv_heads: int, window: int | None) -> list[PrefillSpan]:
+    def _prefill_spans(self, kv_group: int, kv_heads: int, window: int | None) -> list[PrefillSpan]:
         spans, first_row = [], self.num_decodes
         for row in self.rows[self.num_decodes :]:
-            spans.append(self._prefill_span(row, first_row, kv_heads, window))
+            spans.append(self._prefill_span(row, row.table(kv_group), first_row, kv_heads, window))
             first_row += row.count
         return spans
 
-    def _prefill_span(self, row: Row, first_row: int, kv_heads: int, window: int | None) -> PrefillSpan:
+    def _prefill_span(
+        self, row: Row, blocks: Sequence[int], first_row: int, kv_heads: int, window: int | None
+    ) -> PrefillSpan:
         size = self.pool.block_size
         query = np.arange(row.start, row.last + 1)[:, None]
         if row.start == 0:
@@ -164,7 +190,7 @@ class PagedBatch:
             visible = (key <= query) & (key >= _first_key(query, window))
             return PrefillSpan(first_row, row.count, None, self._mask(visible), None)
         first = _first_key(row.start, window) // size
-        table = np.asarray(row.block_table[first : row.last // size + 1], dtype=np.int64)
+        table = np.asarray(blocks[first : row.last // size + 1], dtype=np.int64)
         pieces = table[None, :] * kv_heads + np.arange(kv_heads)[:, None]
         key = first * size + np.arange(len(table) * size)
         visible = (key <= query) & (key >= _first_key(query, window))

@@ -16,9 +16,11 @@ from kvtop.engine.executors import torch_load
 from kvtop.engine.executors.models import ModelInfo, ResolvedModel, resolve
 from kvtop.engine.executors.sampling import SampleSpec, sample
 from kvtop.engine.executors.torch_batch import PagedBatch, Row
+from kvtop.engine.executors.torch_layout import ModelGroups, model_groups
 from kvtop.engine.executors.torch_pool import KVPool, LayerShape, bytes_per_block, check_fits, free_memory_bytes
 from kvtop.engine.executors.torch_probe import check_against_own_attention, forward, probe_layers
 from kvtop.engine.types import Chunk, ExecuteResult, Plan, Sample
+from kvtop.engine.windows import Windows
 
 
 class TorchExecutor:
@@ -30,6 +32,7 @@ class TorchExecutor:
         self.info, self.tokenizer, self.eos_token_ids = info, tokenizer, info.eos_token_ids
         self._model: Any = model
         self._layers = layers
+        self.groups: ModelGroups = model_groups(layers)
         self._pool: KVPool | None = None
         self._host: KVPool | None = None
 
@@ -74,31 +77,36 @@ class TorchExecutor:
             raise InvariantError("the executor's KV pool is not allocated")
         return self._pool
 
-    def kv_bytes_per_block(self, block_size: int) -> int:
-        """Exact bytes of one block of ``block_size`` tokens: K and V of all layers."""
-        return bytes_per_block(self._layers, block_size, self._model.dtype)
+    def kv_bytes_per_block(self, block_size: int, kv_groups: Windows = (None,)) -> int:
+        """Exact bytes of one block of ``block_size`` tokens: K and V of all layers, or of the slots of one KV group.
+
+        Slots that a smaller group leaves empty are counted. Raises ConfigError: other groups than the model's.
+        """
+        return bytes_per_block(self.groups.layout(kv_groups).slots, block_size, self._model.dtype)
 
     def free_memory_bytes(self) -> int:
         """Memory left for blocks on the model's device."""
         return free_memory_bytes(self.device)
 
-    def allocate(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
+    def allocate(self, num_blocks: int, block_size: int, host_blocks: int = 0, kv_groups: Windows = (None,)) -> None:
         """Allocate the KV pool, and ``host_blocks`` more in host memory for preemption by swap.
 
-        An earlier pool is given back first.
+        ``kv_groups`` are the engine's: every layer reads the block table of its group. An earlier pool is given back
+        first.
 
         Raises:
-            ConfigError: not enough memory, with the numbers and what would fit.
+            ConfigError: not enough memory, with the numbers and what would fit; other groups than the model's.
         """
         self._pool = self._host = None
-        self._pool = self._new_pool(num_blocks, block_size, self.device)
+        self._pool = self._new_pool(num_blocks, block_size, self.device, kv_groups)
         if host_blocks:
-            self._host = self._new_pool(host_blocks, block_size, torch.device("cpu"))
+            self._host = self._new_pool(host_blocks, block_size, torch.device("cpu"), kv_groups)
 
-    def _new_pool(self, num_blocks: int, block_size: int, device: torch.device) -> KVPool:
-        need = num_blocks * self.kv_bytes_per_block(block_size)
+    def _new_pool(self, num_blocks: int, block_size: int, device: torch.device, kv_groups: Windows) -> KVPool:
+        need = num_blocks * self.kv_bytes_per_block(block_size, kv_groups)
         check_fits(need, free_memory_bytes(device), num_blocks, block_size, device)
-        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device)
+        layout = self.groups.layout(kv_groups)
+        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device, layout)
 
     def execute(self, plan: Plan) -> ExecuteResult:
         """Move and copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
@@ -123,7 +131,7 @@ class TorchExecutor:
             self.pool.copy(plan.copies)
 
     def _compute(self, chunks: list[Chunk]) -> dict[str, Sample]:
-        rows = [Row(i, c.tokens, c.start, c.sequence.block_table) for i, c in enumerate(chunks)]
+        rows = [Row(i, c.tokens, c.start, *_tables(c)) for i, c in enumerate(chunks)]
         batch = PagedBatch(self.pool, rows)
         keep, order = batch.last_rows({i for i, c in enumerate(chunks) if c.num_samples})
         logits = forward(self._model, batch, batch.input_ids, batch.position_ids, keep)
@@ -159,6 +167,11 @@ class TorchExecutor:
     def close(self) -> None:
         """Give the memory back; the executor cannot be used afterwards."""
         self._pool = self._host = self._model = None
+
+
+def _tables(chunk: Chunk) -> tuple[list[int], list[list[int]]]:
+    first, *others = chunk.sequence.block_tables
+    return first, others
 
 
 def _spec(chunk: Chunk) -> SampleSpec:

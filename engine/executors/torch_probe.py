@@ -30,8 +30,8 @@ class ShapeProbe:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """One token attends to itself alone: its value, repeated for the heads that share it."""
-        del scaling, window, softcap
-        self.layers.append(LayerShape(layer, k.shape[0], k.shape[2], v.shape[2]))
+        del scaling, softcap
+        self.layers.append(LayerShape(layer, k.shape[0], k.shape[2], v.shape[2], window))
         return v.repeat_interleave(q.shape[0] // v.shape[0], 0).transpose(0, 1).contiguous()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from kvtop.engine.policies.registry import QUEUE, PolicyContext
+from kvtop.engine.policies.registry import AGING_STEPS, QUEUE, PolicyContext
 from kvtop.engine.sequence import OrderKey, Sequence
-
-AGING_STEPS = 256
 
 
 @QUEUE.add("fcfs", "first come, first served: by arrival; priorities are ignored")
@@ -19,17 +17,22 @@ def priority(seq: Sequence, context: PolicyContext) -> OrderKey:
     return seq.order
 
 
-@QUEUE.add("sjf", "shortest prompt first (long prompts may wait as long as short ones keep coming)")
+@QUEUE.add("sjf", "shortest prompt first; long prompts starve while shorter ones keep coming (hrrn: they do not)")
 def sjf(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
     return (seq.num_prompt, seq.order)
 
 
 @QUEUE.add(
-    "sjf-remaining", "fewest tokens left first: uncached prompt + requested output not emitted yet", dynamic=True
+    "sjf-remaining",
+    "least work left first: tokens known and not cached + output to come; aging_steps as in lpm",
+    dynamic=True,
+    aging_steps=AGING_STEPS,
 )
-def sjf_remaining(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
-    left = seq.num_tokens - context.cached_tokens(seq) + seq.params.max_tokens - seq.num_output
-    return (left, seq.order)
+def sjf_remaining(seq: Sequence, context: PolicyContext) -> tuple[int, int, OrderKey]:
+    if context.aged(seq):
+        return (0, 0, fcfs(seq, context))
+    stored = max(context.cached_tokens(seq), seq.num_swapped)
+    return (1, seq.num_tokens - stored + seq.params.max_tokens - seq.num_output, seq.order)
 
 
 @QUEUE.add("hrrn", "highest response ratio next: steps waited relative to the tokens asked for", dynamic=True)
@@ -46,7 +49,8 @@ def hrrn(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
     aging_steps=AGING_STEPS,
 )
 def lpm(seq: Sequence, context: PolicyContext) -> tuple[int, int, OrderKey]:
-    # Without the bound a stream of well-matching requests would starve everybody else.
+    # Without the bound a stream of well-matching requests would starve everybody else; with priorities in the order
+    # of the aged ones, a stream of more important ones would.
     if context.aged(seq):
-        return (0, 0, seq.order)
+        return (0, 0, fcfs(seq, context))
     return (1, -context.cached_tokens(seq), seq.order)

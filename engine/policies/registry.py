@@ -8,22 +8,25 @@ Four kinds decide four things, and each is a key function over what it orders:
     eviction  which idle block is taken away             (block, cache) -> tuple, smallest first
 
 Queue and victim keys end in ``sequence.order``, so that ties break by (priority, arrival, submission), never by chance.
+A name like ``path/to/file.py:NAME`` is a user's own policy (``policies/files.py``).
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.policies.tenants import TenantCounters
 from kvtop.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from kvtop.engine.prefix_cache import PrefixCache
+    from kvtop.engine.published import PublishedBlocks
+
+AGING_STEPS = 256
+"""Steps after which a sequence goes ahead, under policies whose order depends on the cache (``PolicyContext.aged``)."""
 
 
 @dataclass(slots=True)
@@ -40,11 +43,11 @@ class PolicyContext:
 
     def aged(self, seq: Sequence) -> bool:
         """Has ``seq`` waited ``aging_steps`` steps? Then it goes ahead, in order of arrival: starvation is bounded."""
-        return self.step - seq.wait_since_step >= self.params["aging_steps"]
+        return self.step - seq.wait_since_step >= self.params.get("aging_steps", AGING_STEPS)
 
 
 SequenceKey = Callable[[Sequence, PolicyContext], tuple[Any, ...]]
-EvictionKey = Callable[[int, "PrefixCache"], tuple[int, ...]]
+EvictionKey = Callable[[int, "PublishedBlocks"], tuple[int, ...]]
 Prepare = Callable[[Iterable[Sequence], PolicyContext], None]
 Rule = TypeVar("Rule")
 
@@ -53,7 +56,7 @@ Rule = TypeVar("Rule")
 class Policy(Generic[Rule]):
     """``dynamic``: the key changes while a sequence waits, so the queue is ordered anew in every step.
 
-    ``prepare`` is called once before each such ordering. ``defaults``: parameters and their default values.
+    ``prepare`` is called once in every step before that. ``defaults``: parameters and their default values.
     """
 
     name: str
@@ -84,20 +87,23 @@ class Registry(Generic[Rule]):
         return register
 
     def get(self, name: str, params: dict[str, Any] | None = None) -> tuple[Policy[Rule], dict[str, Any]]:
-        """The policy and its parameters, defaults filled in. ``name`` may be ``path/to/file.py:function``.
+        """The policy and its parameters, defaults filled in. ``name`` may be ``path/to/file.py:NAME``.
 
         Raises:
             UnknownName: no such policy, or no such parameter of it; names the nearest.
-            ConfigError: a policy file that cannot be loaded.
+            ConfigError: a policy file that cannot be used, or a parameter of another type than its default.
         """
-        policies = self._load()
-        policy = self._from_file(name) if ".py:" in name else policies.get(name)
-        if policy is None:
-            raise UnknownName(f"{self.kind} policy", name, policies)
-        for key in params or {}:
-            if key not in policy.defaults:
-                raise UnknownName(f"parameter of policy {name!r}", key, policy.defaults or ("(none)",))
-        return policy, {**policy.defaults, **(params or {})}
+        policy: Policy[Any] | None
+        if names_a_file(name):
+            from kvtop.engine.policies.files import load_policy
+
+            policy = load_policy(self.kind, name)
+        else:
+            policies = self._load()
+            policy = policies.get(name)
+            if policy is None:
+                raise UnknownName(f"{self.kind} policy", name, policies)
+        return policy, {**policy.defaults, **_checked(policy, params or {})}
 
     def meanings(self) -> dict[str, str]:
         """Name -> one line of meaning."""
@@ -108,28 +114,35 @@ class Registry(Generic[Rule]):
             importlib.import_module(f"kvtop.engine.policies.{module}")
         return self._policies
 
-    def _from_file(self, name: str) -> Policy[Rule]:
-        """A user's own policy: a key function in a Python file, ordered anew in every step."""
-        file, _, function = name.rpartition(":")
-        path = Path(file).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"policy {name!r}: no file {file}")
-        spec = importlib.util.spec_from_file_location(f"kvtop_policy_{path.stem}", path)
-        assert spec is not None, f"{path} is a .py file"
-        assert spec.loader is not None, f"{path} is a .py file"
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # whatever the user's file raises is told in one line
-            raise ConfigError(f"policy {name!r}: {file} does not load: {type(error).__name__}: {error}") from error
-        rule = getattr(module, function, None)
-        if not callable(rule):
-            names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-            raise UnknownName(f"function in {file}", function, names)
-        meaning = (rule.__doc__ or "a policy from a file").strip().splitlines()[0]
-        defaults = dict(getattr(module, "PARAMS", {}))
-        prepare = getattr(module, "prepare", None)
-        return Policy(name, meaning, cast("Rule", rule), True, prepare, defaults)
+
+def names_a_file(name: str) -> bool:
+    """``path/to/file.py:NAME`` (or, by mistake, the file alone) instead of a registered name."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def policy_label(name: str) -> str:
+    """What a run's files call the policy ``name``: of one from a file, its content counts and not its folder.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if not names_a_file(name):
+        return name
+    from kvtop.engine.policies.files import read_policy
+
+    return read_policy("", name).label
+
+
+def _checked(policy: Policy[Any], params: dict[str, Any]) -> dict[str, Any]:
+    for key, value in params.items():
+        if key not in policy.defaults:
+            raise UnknownName(f"parameter of policy {policy.name!r}", key, policy.defaults or ("(none)",))
+        default = policy.defaults[key]
+        if type(value) is not type(default) and not (type(default) is float and type(value) is int):
+            raise ConfigError(
+                f"policy {policy.name!r}: {key} is {value!r}, expected {type(default).__name__} (default {default!r})"
+            )
+    return params
 
 
 QUEUE: Registry[SequenceKey] = Registry("queue", "queue", "fair", "dfs_weight")

@@ -1,5 +1,8 @@
-"""Victim policies: who loses its blocks when a running sequence needs one. The largest key of those that rank no
-further ahead than the needy one is taken; the sequence that ranks first is therefore never a victim of another."""
+"""Victim policies: who loses its blocks when a running sequence needs one.
+
+Of those that rank behind the needy one in the static order, the one with the largest key is taken; the needy one gives
+way itself only when nobody ranks behind it. So whoever ranks first keeps its blocks and goes on, under every policy.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,6 @@ def cheapest(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
     return (-(seq.num_computed - seq.num_published * context.block_size), seq.order)
 
 
-@VICTIM.add("most-blocks", "the longest block table: the most room from one preemption")
+@VICTIM.add("most-blocks", "who holds the most blocks: the most room from one preemption")
 def most_blocks(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
-    return (len(seq.block_table), seq.order)
+    return (seq.num_held, seq.order)

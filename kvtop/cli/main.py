@@ -21,6 +21,7 @@ ABOUT = "htop for the KV cache: see every block, explain every decision, compare
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run kvtop with ``argv`` (default: the process's arguments) and return the exit code. Never raises a traceback."""
+    _open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)
@@ -36,6 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debugging():
             raise
         return _report(error)
+
+
+def _open_missing_streams() -> None:
+    """Standard streams that the caller closed (``>&-``) lead nowhere; a pipe of ours must not get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (as long as the process)
 
 
 def debugging() -> bool:

@@ -60,9 +60,14 @@ def _first_file(path: Path) -> Path:
     return next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), path)
 
 
+def check_not_in_use(run_dir: Path) -> None:
+    """Raise UsageError while another process records its run in ``run_dir``."""
+    if is_being_written(run_dir / FRAMES_NAME):
+        raise UsageError(f"{run_dir}: another run is being written here; choose another directory")
+
+
 def _make_room(path: Path) -> None:
-    if is_being_written(path / FRAMES_NAME):
-        raise UsageError(f"{path}: another run is being written here; choose another directory")
+    check_not_in_use(path)
     if not (path / MANIFEST_NAME).exists() and not (path / FRAMES_NAME).exists():
         return
     with suppress(FileError):

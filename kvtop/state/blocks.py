@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvtop.engine.events import BlockRow, Decision, Keyframe
+from kvtop.engine.types import NULL_BLOCK
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState, SequenceState
 
 Sequences = dict[str, SequenceState]
@@ -58,19 +59,27 @@ def _forget_key(pool: PoolState, block: int) -> None:
     pool.dirty.add(block)
 
 
+def _append(pool: PoolState, seq: SequenceState, group: int, block: int, position: int) -> None:
+    """Append to the group's table; what lies before ``position`` and was never named fell out of the window."""
+    table = seq.table_of(group) if group else seq.table
+    while len(table) * pool.block_size < position:
+        table.append(NULL_BLOCK)
+    table.append(block)
+
+
 def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, _, block, _ = decision
+    _, seq_id, group, block, position = decision
     _ref(pool, block)
     pool.filled[block] = 0
     pool.owners[block] = [seq_id]
     seq = sequences.get(seq_id)
     if seq is not None:
-        seq.table.append(block)
+        _append(pool, seq, group, block, position)
         seq.state = "running"
 
 
 def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, _, block, position, reason = decision
+    _, seq_id, group, block, position, reason = decision
     _ref(pool, block)
     pool.owners[block].append(seq_id)
     if reason != "fork":
@@ -81,9 +90,9 @@ def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     if seq is None:
         return
     if reason == "dedup":
-        seq.table[position // pool.block_size] = block
+        seq.table_of(group)[position // pool.block_size] = block
         return
-    seq.table.append(block)
+    _append(pool, seq, group, block, position)
     seq.state = "running"
     if reason == "hit":
         seq.num_computed = position + pool.block_size
@@ -91,22 +100,22 @@ def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
 
 def _copy(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
     """Copy-on-write replaces the source in the table; a copying fork has its own block there already."""
-    _, seq_id, _, block, other, position = decision
+    _, seq_id, group, block, other, position = decision
     filled = pool.filled[other]
     seq, index = sequences.get(seq_id), position // pool.block_size
-    if seq is None or seq.table[index] != block:
+    if seq is None or seq.table_of(group)[index] != block:
         _ref(pool, block)
         pool.owners[block] = [seq_id]
         _disown(pool, other, seq_id)
         _unref(pool, other)
         if seq is not None:
-            seq.table[index] = block
+            seq.table_of(group)[index] = block
     pool.filled[block] = filled
     pool.dirty.add(block)
 
 
 def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, _, block, reason = decision
+    _, seq_id, group, block, reason = decision
     _disown(pool, block, seq_id)
     _unref(pool, block)
     if reason == "dedup":  # its place in the table was taken by the published block
@@ -114,8 +123,14 @@ def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
     if pool.key[block] is not None:
         pool.last_use_step[block] = step
     seq = sequences.get(seq_id)
-    if seq is not None and seq.table:
-        seq.table.pop()  # tail first
+    if seq is None or not (table := seq.table_of(group)):
+        return
+    if reason == "window":
+        table[table.index(block)] = NULL_BLOCK
+        return
+    table.pop()  # tail first
+    while table and table[-1] == NULL_BLOCK:
+        table.pop()
 
 
 def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -156,11 +171,17 @@ def _unpin(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
 
 def _swap_in(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
     """The next block of a swapped-out sequence is back, in a block that it has just been given."""
-    seq = sequences.get(decision[1])
+    _, seq_id, group, block, _ = decision
+    seq = sequences.get(seq_id)
     if seq is not None:
-        start = seq.num_computed
-        seq.num_computed = min(start + pool.block_size, seq.num_swapped)
-        fill(pool, seq.table, start, seq.num_computed)
+        table = seq.table_of(group)
+        index = seq.num_computed // pool.block_size  # of the first group they come one after the other
+        if index >= len(table) or table[index] != block:
+            index = table.index(block)
+        start = index * pool.block_size
+        end = min(start + pool.block_size, seq.num_swapped)
+        seq.num_computed = max(seq.num_computed, end)
+        fill(pool, table, start, end)
 
 
 def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
@@ -212,8 +233,10 @@ def pool_of(keyframe: Keyframe) -> PoolState:
     for row in keyframe.blocks:
         _place(pool, row)
     for seq in keyframe.sequences:
-        for block in seq.block_table:
-            pool.owners[block].append(seq.seq_id)
+        for table in (seq.block_table, *seq.other_tables):
+            for block in table:
+                if block != NULL_BLOCK:
+                    pool.owners[block].append(seq.seq_id)
     return pool
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtop.engine.events import Decision, RequestEvent, StepEvent
+from kvtop.engine.types import NULL_BLOCK
 
 FRESH, IDLE, USED, IN_TRANSFER = range(4)
 """Values of ``PoolState.state``, in the order fresh, idle, used, in transfer."""
@@ -87,6 +88,30 @@ class SequenceState:
     last_itl_ns: int | None = None
     num_swapped: int = 0  # computed tokens that wait in host memory
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
+    other_tables: list[list[int]] = field(default_factory=list)  # of the KV groups after the first, as they appear
+
+    def table_of(self, group: int) -> list[int]:
+        """The table of a KV group; NULL_BLOCK where a block fell out of the group's window."""
+        if group == 0:
+            return self.table
+        while len(self.other_tables) < group:
+            self.other_tables.append([])
+        return self.other_tables[group - 1]
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """One a KV group that has been seen."""
+        return [self.table, *self.other_tables]
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in all tables: ``len(held)``, without making the list."""
+        return sum(len(table) - table.count(NULL_BLOCK) for table in self.tables)
+
+    @property
+    def held(self) -> list[int]:
+        """Blocks in all tables, those that fell out of a window left out."""
+        return [block for table in self.tables for block in table if block != NULL_BLOCK]
 
 
 @dataclass(slots=True)

@@ -137,6 +137,7 @@ def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
         t_last_token_ns=row.t_last_token_ns,
     )
     seq.high_water, seq.num_swapped = row.high_water, row.num_swapped
+    seq.other_tables = [list(table) for table in row.other_tables]
     if known is not None:
         seq.miss_reason, seq.last_itl_ns = known.miss_reason, known.last_itl_ns
         seq.need_blocks, seq.have_blocks = known.need_blocks, known.have_blocks

@@ -113,6 +113,8 @@ def _chunk(state: RunState, event: StepEvent, decision: Decision, notes: StepNot
         seq.high_water = end
     if state.pool is not None:
         fill(state.pool, seq.table, start, end)
+        for table in seq.other_tables:
+            fill(state.pool, table, start, end)
 
 
 def _first_token(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:

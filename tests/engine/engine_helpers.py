@@ -123,7 +123,7 @@ class KVExecutor(NullExecutor):
     sampled from what was *read*, so a fault also changes the output. ``on_execute`` runs while a step is in flight.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, on_execute: Callable[[Plan], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int, on_execute: Callable[[Plan], object] | None = None) -> None:
         super().__init__(STEP_NS)
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)

@@ -23,21 +23,12 @@ from kvtop.engine.api import (
 )
 from kvtop.engine.block_pool import BlockPool
 from kvtop.engine.evictors import LRUEvictor
+from kvtop.engine.prefix_cache import PrefixCache
 from kvtop.engine.sequence import Request, Sequence
 
 
-class _Flat:
-    """A tree without edges."""
-
-    def num_children(self, block: int) -> int:
-        return 0
-
-    def parent(self, block: int) -> int | None:
-        return None
-
-
 def _pool(num_blocks: int) -> BlockPool:
-    return BlockPool(num_blocks, 4, LRUEvictor(num_blocks, _Flat()))
+    return BlockPool(num_blocks, 4, LRUEvictor(num_blocks, PrefixCache(num_blocks, 4)))
 
 
 def _running(engine: Engine, rid: str) -> Sequence:

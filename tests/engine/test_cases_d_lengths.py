@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_helpers import distinct, kv_engine, make_engine, serve, steps_until_idle, submit
+from engine_helpers import KVExecutor, distinct, kv_engine, make_engine, serve, steps_until_idle, submit
 
 from kvtop.engine.api import FinishReason, InvalidRequest, RequestTooLong, SamplingParams
 
@@ -80,10 +80,11 @@ def test_exactly_the_tokens_asked_for_at_every_length() -> None:  # D9
 
 
 def test_block_size_one() -> None:  # D10
-    engine = kv_engine(8, 1)
+    executor = KVExecutor(8, 1)
+    engine = make_engine(8, 1, executor=executor)
     submit(engine, distinct(3, 0), m=3, rid="a")
     used = []
-    engine.executor.on_execute = lambda plan: used.append(engine.counters().used)
+    executor.on_execute = lambda plan: used.append(engine.counters().used)
     steps_until_idle(engine)
     assert max(used) == 5
     assert engine.request("a").computed_tokens == 5

@@ -154,3 +154,14 @@ def test_recomputed_and_restored_tokens_of_a_preempted_request() -> None:
     assert engine.counters().recomputed_tokens == view.recomputed_tokens
     assert engine.counters().restored_tokens == view.restored_tokens
     assert outs[-1].ended == ["R2"]
+
+
+def test_victims_that_only_shared_blocks_do_not_make_anybody_wait_for_a_transfer() -> None:
+    engine = kv_engine(4, 4, deferred_free_steps=1)
+    submit(engine, distinct(14, 0), m=3, rid="a", n=4)
+    engine.step()
+    assert engine.counters().used == 4
+    out = engine.step()  # the others free nothing, but leave the last block to its only owner
+    assert out.preempted == ["a#3", "a#2", "a#1"]
+    assert list(out.tokens) == ["a"]
+    steps_until_idle(engine)

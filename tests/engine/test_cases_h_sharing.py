@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_helpers import decisions, distinct, expected_output, kv_engine, steps_until_idle, submit
 
+from kvtop.engine.allocators.paged import PagedAllocator
 from kvtop.engine.api import InvalidRequest
 
 
@@ -39,6 +40,7 @@ def test_a_published_block_is_never_written_even_by_its_only_owner() -> None:  #
     assert [engine.block(b).refcount for b in table] == [1, 1]
     assert all(engine.block(b).published_key is not None for b in table)
     allocator = engine.allocator
+    assert isinstance(allocator, PagedAllocator)
     assert not any(allocator.writable(b) for b in table)
     # Pretend its last token had to be written again: the block is replaced by a copy, not written.
     seq = engine.scheduler.running[0]

@@ -1,4 +1,4 @@
-"""The whole engine under random configurations, workloads and disturbances (``engine_scenario`` says what is checked)."""
+"""The whole engine under random configurations and disturbances (``engine_scenario`` says what is checked)."""
 
 from __future__ import annotations
 

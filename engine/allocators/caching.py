@@ -1,0 +1,222 @@
+"""What allocators that share blocks do the same way: write rules, eviction, reset, preemption by swap.
+
+A block belongs to one KV group while a sequence holds it or the cache knows it; the pool does not care which.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from kvtop.engine.allocators.base import GROUP, Admission, Allocator
+from kvtop.engine.config import EngineConfig
+from kvtop.engine.errors import InvariantError
+from kvtop.engine.host_pool import HostPool
+from kvtop.engine.published import PublishedBlocks
+from kvtop.engine.recorder import AnyRecorder
+from kvtop.engine.sequence import Sequence
+from kvtop.engine.types import Eviction, Plan, ResetResult, Shortage, WaitReason
+
+
+class CachingAllocator(Allocator):
+    """Block tables over one pool, and blocks that outlive their owners in a cache of prefixes."""
+
+    cache: PublishedBlocks
+
+    def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PublishedBlocks) -> None:
+        super().__init__(config, recorder, cache)
+        self.caching = config.caching
+        self.host = HostPool(config.host_blocks)
+        self._swap_out: list[tuple[int, int]] = []  # (block, host block)
+        self._swap_in: list[tuple[Sequence, list[int], list[int]]] = []  # sequence, host blocks, blocks
+
+    def is_published(self, block: int) -> bool:
+        return self.cache.is_published(block)
+
+    def writable(self, block: int) -> bool:
+        """Exactly one table holds it, and the tree does not."""
+        return self.pool.refcount[block] - self.pool.pins[block] == 1 and not self.cache.is_published(block)
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        return self.cache.num_matching(seq) if self.caching else 0
+
+    def cached_path(self, seq: Sequence) -> list[int]:
+        return self.cache.path(seq) if self.caching else []
+
+    def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
+        child.block_tables = [list(table) for table in parent.block_tables]
+        child.num_dropped = list(parent.num_dropped)
+        for group, table in enumerate(child.block_tables):
+            for index in range(child.num_dropped[group], len(table)):
+                self.pool.acquire(table[index], child.seq_id)
+                self.recorder.decide(("share", child.seq_id, group, table[index], index * self.block_size, "fork"))
+        child.saved_blocks = child.peak_saved = child.peak_blocks = child.num_held
+        child.num_computed = parent.num_computed
+        child.num_published = parent.num_published
+        child.cache_epoch = parent.cache_epoch
+        return None
+
+    # -- cache ---------------------------------------------------------------------------------------------------
+
+    def reset(self) -> ResetResult:
+        """Forget every prefix. Blocks in use stay with their owners and are never published again."""
+        result = ResetResult.DONE
+        for block in self.cache.leaves_first():
+            key = self.cache.key[block]
+            self.cache.unpublish(block, self.step, "reset")
+            self.recorder.decide(("unpublish", self.group_of(block), block, key, "reset"))
+            if self.pool.refcount[block]:
+                result = ResetResult.PARTIAL
+            else:
+                self.pool.to_fresh(block)
+        self.cache.epoch += 1
+        self.recorder.decide(("cleared", result.value))
+        return result
+
+    def evict(self, block: int, cause: str) -> None:
+        """Take an idle block out of the tree: it becomes fresh."""
+        cache = self.cache
+        key, parent_key = cache.key[block], cache.parent_key(block)
+        assert key is not None
+        age, idle = self.step - cache.published_step[block], self.step - cache.last_use_step[block]
+        eviction = Eviction(block, key, parent_key, cause, self.step, age, idle, cache.uses[block])
+        parent = cache.parent(block)
+        cache.unpublish(block, self.step, cause)
+        self.pool.to_fresh(block)
+        if parent is not None:
+            self.pool.evictor.child_gone(parent)
+        self.evictions.append(eviction)
+        self.num_evictions += 1
+        self.recorder.decide(("evict", cause, self.group_of(block), block, key, parent_key, age, idle, eviction.uses))
+
+    # -- swapping ------------------------------------------------------------------------------------------------
+
+    @property
+    def host_used(self) -> int:
+        return self.host.num_used
+
+    def swap_out(self, seq: Sequence) -> bool:
+        for index, (waiting, hosts, _) in enumerate(self._swap_in):
+            if waiting is seq:  # preempted in the step that was to bring it back: its host blocks are still whole
+                del self._swap_in[index]
+                seq.host_table, seq.num_swapped = hosts, seq.num_computed
+                return True
+        stored = self._stored(seq)
+        hosts = self.host.take(len(stored)) if self.config.preemption == "swap" else None
+        if not hosts:
+            return False
+        pending = {dest: source for source, dest in self.copies}  # not copied yet: the source holds the content
+        for (group, block), host in zip(stored, hosts, strict=True):
+            self._swap_out.append((pending.get(block, block), host))
+            self.recorder.decide(("swap_out", seq.seq_id, group, block, host))
+        seq.host_table, seq.num_swapped = hosts, seq.num_computed
+        return True
+
+    @abstractmethod
+    def _stored(self, seq: Sequence) -> list[tuple[int, int]]:
+        """(group, block) of everything ``seq`` has computed and keeps, in the order in which it is brought back."""
+
+    @abstractmethod
+    def _swap_back(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
+        """Admit a swapped-out sequence into new blocks. Its epoch stays: what a reset forgot is not published again."""
+
+    def _bring_back(self, seq: Sequence, back: list[tuple[int, int, int]]) -> int:
+        """Plan the moves from host memory into ``back`` (group, block, tokens in it); returns the tokens restored."""
+        for (group, block, filled), host in zip(back, seq.host_table, strict=True):
+            self.pool.set_filled(block, filled)
+            self.recorder.decide(("swap_in", seq.seq_id, group, block, host))
+        self._swap_in.append((seq, seq.host_table, [block for _, block, _ in back]))
+        restored, seq.host_table, seq.num_swapped = seq.num_swapped, [], 0
+        return restored
+
+    def fill(self, plan: Plan) -> None:
+        super().fill(plan)
+        plan.swap_out = self._swap_out
+        plan.swap_in = [pair for _, hosts, blocks in self._swap_in for pair in zip(hosts, blocks, strict=True)]
+
+    def executed(self) -> None:
+        super().executed()
+        self._swap_out = []
+        for _, hosts, _ in self._swap_in:
+            self.host.give(hosts)
+        self._swap_in = []
+
+    def end(self, seq: Sequence) -> None:
+        super().end(seq)
+        for index, (waiting, hosts, _) in enumerate(self._swap_in):
+            if waiting is seq:  # the step that was to bring it back failed
+                del self._swap_in[index]
+                self.host.give(hosts)
+                break
+        self.host.give(seq.host_table)
+        seq.host_table, seq.num_swapped = [], 0
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _available(self, running: list[Sequence]) -> int:
+        """Blocks an admission may count on; the reserve applies only while something runs."""
+        reserve = self.config.reserve_blocks if running else 0
+        return self.pool.num_fresh + self.pool.num_idle - self.promised - self.hold - reserve
+
+    def _why_short(self, need: int, have: int) -> WaitReason:
+        """Pinned, when the blocks that only pins hold would have been enough."""
+        pool = self.pool
+        held = sum(1 for b, pins in enumerate(pool.pins) if pins and pool.refcount[b] == pins) if any(pool.pins) else 0
+        return WaitReason.PINNED if held and need <= have + held else WaitReason.NO_BLOCKS
+
+    def _no_plan(self, need: int, have: int) -> Shortage:
+        """The pool has the blocks in number and could not plan them: a fault, or pins hold their children."""
+        return Shortage(WaitReason.FAULT if self.pool.fault else WaitReason.PINNED, need, max(0, have))
+
+    def _cannot_grow(self, need: int) -> Shortage:
+        have = self.pool.num_fresh + self.pool.num_idle
+        return Shortage(WaitReason.FAULT if self.pool.fault else self._why_short(need, have), need, have)
+
+    def _evict_and_take(self, plan: list[int], seq: Sequence, group: int = GROUP) -> None:
+        for block in plan:
+            if self.cache.is_published(block):
+                self.evict(block, seq.seq_id)
+        self._take(plan, seq, group)
+
+    def _copy_on_write(self, seq: Sequence, dest: int, group: int = GROUP) -> None:
+        index = seq.num_computed // self.block_size
+        table = seq.block_tables[group]
+        source = table[index]
+        if self.cache.is_published(dest):
+            self.evict(dest, seq.seq_id)
+        self.pool.take([dest], seq.seq_id)
+        table[index] = dest
+        seq.saved_blocks -= 1
+        seq.num_published = min(seq.num_published, index)
+        self._copy_block(source, dest, seq, index, group)
+        self.pool.release([source], seq.seq_id, self.is_published, self.step)
+
+    def _switch_to(self, standing: int, seq: Sequence, index: int, group: int = GROUP) -> None:
+        """Another sequence published the same tokens first: use its block and release the own copy.
+
+        Otherwise the next block would hang under a parent that the tree does not know.
+        """
+        table = seq.block_tables[group]
+        own = table[index]
+        self.pool.acquire(standing, seq.seq_id)
+        self.cache.last_use_step[standing] = self.step
+        table[index] = standing
+        seq.saved_blocks += 1
+        seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
+        self.recorder.decide(("share", seq.seq_id, group, standing, index * self.block_size, "dedup"))
+        self.pool.release([own], seq.seq_id, self.is_published, self.step)
+        self.recorder.decide(("free", seq.seq_id, group, own, "dedup"))
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        sequences = list(sequences)
+        super().check(sequences)
+        self.cache.check()
+        for block in range(self.config.num_blocks):
+            idle_or_used = self.pool.refcount[block] or block in self.pool.evictor
+            if self.cache.is_published(block) and block in self.pool.fresh:
+                raise InvariantError(f"block {block} is published and fresh")
+            if not self.cache.is_published(block) and idle_or_used and not self.pool.refcount[block]:
+                raise InvariantError(f"block {block} is idle but not published")
+        held = sum(len(seq.host_table) for seq in sequences) + sum(len(hosts) for _, hosts, _ in self._swap_in)
+        if held != self.host.num_used:
+            raise InvariantError(f"{self.host.num_used} host blocks are used, sequences hold {held}")
