@@ -117,10 +117,11 @@ class Accountant:
     def _emit(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
         """One token a branch. The n first tokens of a parallel request come from one row of logits."""
         tokens = sample.tokens
-        branches = [seq]
-        if len(tokens) > 1:
-            seq.request.forked = True
-            branches += [self.fork(seq, done_ns) for _ in range(len(tokens) - 1)]
+        if len(tokens) == 1:
+            self._emit_one(seq, tokens[0], out, done_ns)
+            return
+        seq.request.forked = True
+        branches = [seq, *(self.fork(seq, done_ns) for _ in range(len(tokens) - 1))]
         for branch, token in zip(branches, tokens, strict=True):
             self._emit_one(branch, token, out, done_ns)
 
@@ -140,27 +141,32 @@ class Accountant:
             if seq.itl_max_ns is None or gap > seq.itl_max_ns:
                 seq.itl_max_ns = gap
         seq.t_last_token_ns = done_ns
-        out.tokens.setdefault(seq.seq_id, []).append(token)
+        out.tokens[seq.seq_id] = [token]
         self.tenants.emitted(request.spec.tenant, 1)
         self._emitted.append((seq.seq_id, 1))
-        reason = self._finish_reason(seq, token)
-        if reason is not None:
-            self.finish(seq, reason, out, done_ns)
+        if request.stops or len(seq.tokens) >= seq.ends_at:
+            reason = self._finish_reason(seq, token)
+            if reason is not None:
+                self.finish(seq, reason, out, done_ns)
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
         """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind."""
         params = seq.request.spec.params
         known = len(seq.tokens)
         num_output = known - seq.num_prompt
-        if num_output >= params.min_tokens and (
-            token in params.stop_token_ids or (not params.ignore_eos and token in self.eos)
-        ):
+        if num_output >= params.min_tokens and token in seq.request.stops:
             return FinishReason.STOP
         if num_output >= params.max_tokens:
             return FinishReason.LENGTH
         if known >= self.limit:
             return FinishReason.LENGTH if self.config.max_model_len == self.limit else FinishReason.CAPACITY
         return None
+
+    def prepare(self, seq: Sequence) -> None:
+        """Work out once what ends ``seq``: the tokens that stop it, and the length at which it ends at the latest."""
+        params = seq.request.spec.params
+        seq.request.stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
+        seq.ends_at = min(seq.num_prompt + params.max_tokens, self.limit)
 
     def fork(self, parent: Sequence, now_ns: int) -> Sequence:
         """A new branch with the parent's tokens; it runs if there is a seat and room, else it waits alone."""
@@ -173,6 +179,7 @@ class Accountant:
             order=(*parent.order[:3], branch),
             tokens=list(parent.tokens),
             num_prompt=parent.num_prompt,
+            ends_at=parent.ends_at,
             keys=list(parent.keys),
             high_water=parent.high_water,
             t_first_token_ns=parent.t_first_token_ns,

@@ -13,6 +13,8 @@ ALLOCATORS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 
 PREEMPTION_MODES = ("recompute", "swap")
 
+KV_DTYPES = ("auto", "int8", "fp8")
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and policies of one engine. Counts are blocks, tokens or sequences as the names say.
@@ -41,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int | None = None
     deferred_free_steps: int = 0  # freed blocks become reusable this many steps later
     kv_groups: tuple[int | None, ...] = (None,)  # sliding window (tokens) of each KV group; None keeps every token
+    kv_dtype: str = "auto"  # how K and V are stored; auto: in the precision the model computes in
     eos_token_ids: tuple[int, ...] = ()
     keep_finished: int = 1024  # finished requests whose views stay readable
     ghost_entries: int = 65_536  # evicted keys remembered, to explain a later miss
@@ -66,6 +69,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.allocator not in ALLOCATORS:
             raise UnknownName("allocator", self.allocator, ALLOCATORS)
+        if self.kv_dtype not in KV_DTYPES:
+            raise UnknownName("KV dtype", self.kv_dtype, KV_DTYPES)
         if self.preemption not in PREEMPTION_MODES:
             raise UnknownName("preemption mode", self.preemption, PREEMPTION_MODES)
         if self.preemption == "swap" and not self.host_blocks:

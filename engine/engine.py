@@ -146,12 +146,17 @@ class Engine:
             wait_since_step=self.num_steps,
         )
         request.sequences.append(seq)
+        self.accountant.prepare(seq)
         request.num_live = 1
+        self._context.tenants.arrived(spec.tenant)
+        try:
+            self.scheduler.waiting.push(seq)
+        except BaseException:  # a user's own policy may raise anything; then nothing has happened
+            self._context.tenants.ended(spec.tenant)
+            raise
         self._requests[request_id] = request
         self._sequences[request_id] = seq
         self.recorder.decide(("arrived", request_id, seq.num_prompt))
-        self._context.tenants.arrived(spec.tenant)
-        self.scheduler.waiting.push(seq)
         return request_id
 
     def _own_id(self) -> str:
@@ -334,8 +339,13 @@ class Engine:
         return [child.seq_id for child in children]
 
     def pin(self, block: int) -> None:
-        """Hold a used or idle block: it is neither reused nor evicted until ``unpin``."""
-        self.allocator.pool.pin(block)
+        """Hold a used or idle block: it is neither reused nor evicted until ``unpin``.
+
+        Raises:
+            KvtopError: not the paged allocator; the others give back whole runs.
+            InvariantError: the block is fresh.
+        """
+        self._paged("pin").pool.pin(block)
         self.recorder.decide(("pin", self.allocator.group_of(block), block))
 
     def unpin(self, block: int) -> None:

@@ -55,7 +55,8 @@ class Scheduler:
         self.head_of_line = self.shortage = None
         self._claimed = 0
         self.allocator.begin_step(step)
-        self.waiting.begin_step(step)
+        # With every seat taken nobody can start in this step: a preemption admits nobody either.
+        self.waiting.begin_step(step, sort=len(self.running) < self.config.seats)
         plan = Plan(step)
         budget = self.config.max_batched_tokens
         for index, phase in enumerate(self._phases):

@@ -31,6 +31,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     num_live: int = 0  # branches that have not finished
     forked: bool = False  # True once the n branches exist
+    stops: frozenset[int] = frozenset()  # tokens that end an answer
     looked_up: bool = False  # its prompt was counted in the hit rate
     # Looked up once, at first admission (a retry or a re-admission does not count again).
     cached_tokens: int | None = None
@@ -57,6 +58,7 @@ class Sequence:
     order: OrderKey
     tokens: list[int]  # prompt + output
     num_prompt: int
+    ends_at: int = 0  # known tokens at which it ends at the latest
     state: RequestState = RequestState.WAITING
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=lambda: [[]])  # one a KV group

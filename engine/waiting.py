@@ -26,13 +26,16 @@ class WaitingQueue:
         """In queue order."""
         return (seq for _, seq in self._entries)
 
-    def begin_step(self, step: int) -> None:
-        """Complexity with a dynamic policy: one key a waiting sequence, then a sort of what is nearly in order."""
+    def begin_step(self, step: int, *, sort: bool = True) -> None:
+        """Order the queue for this step. ``sort`` False: nobody can be admitted in it, the order of before will do.
+
+        Complexity with a dynamic policy: one key a waiting sequence, then a sort of what is nearly in order.
+        """
         self._context.step = step
         policy = self.policy
         if policy.prepare is not None:  # an empty queue too: whoever comes next must not pass for having waited
             policy.prepare(self, self._context)
-        if policy.dynamic and len(self._entries) > 1:
+        if sort and policy.dynamic and len(self._entries) > 1:
             rule, context = policy.rule, self._context
             self._entries = sorted([(rule(seq, context), seq) for _, seq in self._entries])
             self._keys = {seq.seq_id: key for key, seq in self._entries}

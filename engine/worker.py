@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,17 @@ from kvtop.engine.config import EngineConfig
 from kvtop.engine.engine import Engine
 from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.executors.null import NullExecutor
+from kvtop.engine.policies.future import FutureUses
+from kvtop.engine.policies.registry import policy_label
 from kvtop.engine.recorder import AnyRecorder
-from kvtop.engine.types import Executor
+from kvtop.engine.types import Executor, RequestSpec
 from kvtop.engine.windows import Windows
 
 if TYPE_CHECKING:
     from kvtop.engine.executors.torch_layout import ModelGroups
 
 Progress = Callable[[str, float | None], None]
+Requests = Callable[[int, int], Iterable[RequestSpec]]
 
 EXECUTORS = {
     "torch": "a real model, in real time",
@@ -53,8 +56,11 @@ def build_engine(
     kv_memory_bytes: int | None,
     recorder: AnyRecorder,
     progress: Progress,
+    requests: Requests | None = None,
 ) -> Built:
     """Load the model, size the pool, build the engine.
+
+    ``requests(vocab_size, max_model_len)`` is the whole workload in order; only the eviction policy belady asks for it.
 
     Raises:
         UnknownName: an executor, policy, allocator or config key that does not exist.
@@ -62,21 +68,30 @@ def build_engine(
         ModelError: the model cannot be loaded.
     """
     if executor == "null":
-        return _build_null(engine, executor_params, num_blocks, recorder)
+        return _build_null(engine, executor_params, num_blocks, recorder, requests)
     if executor == "torch":
-        return _build_torch(engine, executor_params, model, device, num_blocks, kv_memory_bytes, recorder, progress)
+        sizes = (num_blocks, kv_memory_bytes)
+        return _build_torch(engine, executor_params, model, device, *sizes, recorder, progress, requests)
     raise UnknownName("executor", executor, EXECUTORS)
 
 
-def _build_null(engine: dict[str, Any], params: dict[str, Any], num_blocks: int | None, recorder: AnyRecorder) -> Built:
+def _build_null(
+    engine: dict[str, Any],
+    params: dict[str, Any],
+    num_blocks: int | None,
+    recorder: AnyRecorder,
+    requests: Requests | None,
+) -> Built:
     for key in params:
         if key not in ("step_time_ns", "vocab_size"):
             raise UnknownName("parameter of the null executor", key, ("step_time_ns", "vocab_size"))
     vocab_size = params.get("vocab_size", NULL_VOCAB_SIZE)
     executor = NullExecutor(params.get("step_time_ns", 10_000_000))
+    if engine.get("kv_dtype", "auto") != "auto":
+        raise ConfigError(f"kv_dtype is {engine['kv_dtype']}, but the null executor has no model: it stores no K and V")
     config = EngineConfig.from_mapping({**engine, "num_blocks": num_blocks or NULL_NUM_BLOCKS})
-    built = Engine(config, executor, recorder=recorder)
-    info = {"model": "none", "device": "none", "dtype": None, "kv_bytes_per_block": None}
+    built = Engine(config, executor, recorder=recorder, future=_future(config, vocab_size, requests))
+    info = {"model": "none", "device": "none", "dtype": None, "kv_dtype": None, "kv_bytes_per_block": None}
     return Built(built, {**describe(built, "null"), **info, "vocab_size": vocab_size}, vocab_size)
 
 
@@ -89,12 +104,14 @@ def _build_torch(
     kv_memory_bytes: int | None,
     recorder: AnyRecorder,
     progress: Progress,
+    requests: Requests | None,
 ) -> Built:
     from kvtop.engine.executors.torch_executor import TorchExecutor
 
     if params:
         raise UnknownName("parameter of the torch executor", next(iter(params)), ("(none)",))
-    executor = TorchExecutor.load(model, device=device, progress=progress)
+    kv_dtype = engine.get("kv_dtype", "auto")
+    executor = TorchExecutor.load(model, device=device, kv_dtype=kv_dtype, progress=progress)
     model_info = executor.info
     block_size = engine.get("block_size", DEFAULT_BLOCK_SIZE)
     longest = model_info.max_model_len
@@ -117,11 +134,13 @@ def _build_torch(
     config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
     progress(f"allocating {num_blocks} blocks", None)
     executor.allocate(num_blocks, config.block_size, config.host_blocks, config.kv_groups)
-    built = Engine(config, as_executor(executor), recorder=recorder)
+    future = _future(config, model_info.vocab_size, requests)
+    built = Engine(config, as_executor(executor), recorder=recorder, future=future)
     info = {
         "model": model_info.name,
         "device": model_info.device,
         "dtype": model_info.dtype,
+        "kv_dtype": executor.stored_dtype,
         "kv_bytes_per_block": per_block,
         "vocab_size": model_info.vocab_size,
     }
@@ -134,13 +153,24 @@ def _kv_groups(engine: dict[str, Any], groups: ModelGroups, max_len: int | None,
         return tuple(engine["kv_groups"])
     if engine.get("allocator", "paged") != "paged":  # the contiguous baselines keep everything
         return (None,)
-    if groups.reason is not None:
-        progress(f"sliding windows: every token is kept; {groups.reason}", None)
     kv_groups = groups.windows(max_len)
+    reason = groups.reason
+    if engine.get("eviction") == "belady" and kv_groups != (None,):
+        reason, kv_groups = "eviction policy belady is a bound only then", (None,)
+    if reason is not None:
+        progress(f"sliding windows: every token is kept; {reason}", None)
     if kv_groups != (None,):
         named = ", ".join("all tokens" if w is None else f"the last {w:,}" for w in kv_groups)
         progress(f"KV groups keep {named}", None)
     return kv_groups
+
+
+def _future(config: EngineConfig, vocab_size: int, requests: Requests | None) -> FutureUses | None:
+    """What the workload will ask for, where the eviction policy needs to know. Rejected prompts ask for nothing."""
+    if config.eviction != "belady" or requests is None:
+        return None
+    longest = config.effective_len
+    return FutureUses(requests(vocab_size, longest), config.block_size, max_prompt=longest - 1)
 
 
 def as_executor(executor: Executor) -> Executor:
@@ -154,12 +184,12 @@ def describe(engine: Engine, executor: str) -> dict[str, Any]:
     return {
         "executor": executor,
         "clock": "virtual" if engine.clock.virtual else "real",
-        "policy": config.policy,
+        "policy": policy_label(config.policy),
         "policy_params": config.policy_params,
         "allocator": config.allocator,
-        "batch_policy": config.batch_policy,
-        "victim": config.victim,
-        "eviction": config.eviction,
+        "batch_policy": policy_label(config.batch_policy),
+        "victim": policy_label(config.victim),
+        "eviction": policy_label(config.eviction),
         "preemption_mode": config.preemption,
         "block_size_tokens": config.block_size,
         "num_blocks": config.num_blocks,

@@ -39,7 +39,7 @@ class Progress:
     num_waiting: int = 0
     used_blocks: int = 0
     num_blocks: int | None = None
-    notice: str = ""  # what is being loaded, before the first step
+    notice: str = ""  # what is being done where no step is: loading, writing
     fraction: float | None = None
 
     def fold(self, event: Event) -> None:
@@ -55,7 +55,7 @@ class Progress:
             self.num_ended += event.phase == "finished"
         elif isinstance(event, RunStarted):
             self.num_requests, self.num_blocks = event.manifest.get("num_requests"), event.manifest.get("num_blocks")
-        elif isinstance(event, Notice):
+        elif isinstance(event, Notice) and (event.level == "info" or not self.step):
             self.notice, self.fraction = event.text, event.progress
 
 

@@ -1,7 +1,8 @@
 """Exact KV cache bytes, and what fits a GPU: ``2 x layers x kv_heads x head_dim x bytes x tokens``. Loads nothing.
 
-All sums are integers. Not counted, and said so: activations (they come out of the share that ``utilisation`` leaves),
-the scales of a quantised cache, and block tables.
+All sums are integers. The scales of an int8 or fp8 cache are counted, as kvtop's pool keeps them: for K and for V one
+for each token and KV head. Not counted, and said so: activations (they come out of the share that ``utilisation``
+leaves) and block tables.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from kvtop.engine.errors import ConfigError
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 QUANTISED = ("fp8", "int8")
-"""One byte an element here; a real quantised cache also keeps scales, which are not counted."""
+SCALE_BYTES = 4
+"""Of each scale of a quantised cache, an fp32 number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,17 @@ class CacheShape:
 
     @property
     def _layer_bytes(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * (self.head_dim * DTYPE_BYTES[self.dtype] + self.scale_bytes)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes beside each row of ``head_dim`` elements; 0 when the cache is not quantised."""
+        return SCALE_BYTES if self.dtype in QUANTISED else 0
+
+    @property
+    def scale_bytes_per_token(self) -> int:
+        """The part of ``bytes_per_token`` that is scales."""
+        return 2 * self.num_layers * self.num_kv_heads * self.scale_bytes
 
     def request_bytes(self, num_tokens: int) -> int:
         """Bytes of one sequence when every layer keeps every token (what kvtop's pool does)."""

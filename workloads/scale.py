@@ -62,7 +62,7 @@ def only_sharing(rows: list[Row]) -> tuple[list[Row], list[str]]:
         raise WorkloadError("no two rows share a prefix that not all rows have: nothing is left by sharing_only")
     start_ns = kept[0].arrival_ns
     return [replace(row, arrival_ns=row.arrival_ns - start_ns) for row in kept], [
-        f"sharing_only keeps {len(kept):,} of {counted(len(rows), 'request')}"
+        f"{len(kept):,} of {counted(len(rows), 'request')} are served: those that share a prefix with another"
     ]
 
 

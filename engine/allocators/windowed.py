@@ -5,7 +5,8 @@ stay as NULL_BLOCK, which is no reference. So of a window of W tokens a sequence
 blocks while it decodes, and as much more as its chunk needs while it is prefilled.
 
 Admission counts what the whole known sequence holds at most: every block of a group that keeps all, the span of a
-windowed one. That is enough to go on token by token, so nobody stalls; longer chunks use blocks nobody is promised.
+windowed one. That is enough to go on token by token, so nobody stalls. Longer chunks take up to half of what nobody is
+promised: with all of it, a long prompt would keep everybody else out until its end.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class WindowedAllocator(CachingAllocator):
         hits = [block for table in match.tables for block in table if block != NULL_BLOCK]
         idle_hits = {block for block in hits if not self.pool.refcount[block]}
         cached = match.num_blocks * self.block_size
-        held = [len(table) - table.count(NULL_BLOCK) for table in match.tables]
-        need, have, count = self._first_chunk(seq, cached, held, len(idle_hits), budget, running)
+        in_use = len(hits) - len(idle_hits)  # these cost nothing; an idle one stops being evictable
+        need, have, count = self._first_chunk(seq, cached, in_use, budget, running)
         if not count:
             return Shortage(self._why_short(need, have), need, max(0, have))
         new = [self.blocks_for(cached + count) - match.num_blocks] * len(self.groups)
@@ -60,23 +61,20 @@ class WindowedAllocator(CachingAllocator):
             return self._no_plan(need, have)
         lookup = self.cache.explain(seq, match, running) if self.caching else Lookup([], MissReason.CACHE_OFF)
         self._share_hits(seq, match)
-        seq.saved_blocks = len(hits) - len(idle_hits)
-        seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
+        seq.saved_blocks = in_use
+        seq.peak_saved = max(seq.peak_saved, in_use)
         self._distribute(plan, new, seq)
         seq.cache_epoch = self.cache.epoch
         self._promise(seq)
         return Admission(cached, count, need, have, lookup)
 
     def _first_chunk(
-        self, seq: Sequence, start: int, held: list[int], idle_hits: int, budget: int, running: list[Sequence]
+        self, seq: Sequence, start: int, hits_in_use: int, budget: int, running: list[Sequence]
     ) -> tuple[int, int, int]:
-        """(need, have, tokens of the first chunk) of a sequence that begins at ``start``; 0 tokens: not now.
-
-        ``held``: blocks that each group has already, as hits.
-        """
+        """(need, have, tokens of the first chunk) of a sequence that begins at ``start``; 0 tokens: not now."""
         known, have = seq.num_tokens, self._available(running)
         least = self.groups.most_held(known)
-        need = sum(least) - sum(held) + idle_hits
+        need = sum(least) - hits_in_use
 
         def beyond(count: int) -> int:
             """Blocks of windowed groups that a first chunk of ``count`` holds on top of what ``need`` has for them."""
@@ -87,7 +85,9 @@ class WindowedAllocator(CachingAllocator):
         if not self.config.chunked_prefill:
             need += beyond(longest)
             return need, have, longest if need <= have else 0
-        return need, have, largest_that(longest, lambda count: need + beyond(count) <= have)
+        if need > have:
+            return need, have, 0
+        return need, have, largest_that(longest, lambda count: 2 * beyond(count) <= have - need)
 
     def _share_hits(self, seq: Sequence, match: Match) -> None:
         self._open(seq)
@@ -160,7 +160,7 @@ class WindowedAllocator(CachingAllocator):
         return None
 
     def room(self, seq: Sequence) -> int:
-        """Tokens that ``seq`` could compute now: up to the end of a block as before, further within the unpromised."""
+        """Tokens that ``seq`` could compute now: to the end of a block with any block, further with the unpromised."""
         free = self.pool.num_fresh + self.pool.num_idle
         start, copies, own = seq.num_computed, len(self._to_copy(seq)), self._lacks(seq)
         spare = free - self.promised - self.hold - copies
@@ -171,7 +171,7 @@ class WindowedAllocator(CachingAllocator):
             if sum(new) + copies > free:
                 return False
             beyond = sum(max(0, blocks - mine) for blocks, mine in zip(new, own, strict=True))
-            return count <= next_end or beyond <= spare
+            return count <= next_end or 2 * beyond <= spare
 
         return largest_that(seq.num_tokens - start, fits)
 
@@ -266,7 +266,7 @@ class WindowedAllocator(CachingAllocator):
 
     def _swap_back(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
         start = seq.num_swapped
-        need, have, count = self._first_chunk(seq, start, [], 0, budget, running)
+        need, have, count = self._first_chunk(seq, start, 0, budget, running)
         if not count:
             return Shortage(self._why_short(need, have), need, max(0, have))
         first = [self.groups.first_kept(start, group) for group in range(len(self.groups))]

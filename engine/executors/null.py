@@ -25,12 +25,16 @@ class NullExecutor:
         self.token_fn = token_fn
 
     def execute(self, plan: Plan) -> ExecuteResult:
-        samples = {}
+        samples, token_fn = {}, self.token_fn
         for chunk in plan.chunks:
-            if chunk.num_samples:
+            n = chunk.num_samples
+            if n:
                 seq = chunk.sequence
-                branches = [seq.branch] if chunk.num_samples == 1 else range(chunk.num_samples)
-                tokens = tuple(self.token_fn(seq.request.request_id, b, seq.num_output) for b in branches)
+                request_id, index = seq.request.request_id, len(seq.tokens) - seq.num_prompt
+                if n == 1:
+                    tokens: tuple[int, ...] = (token_fn(request_id, seq.branch, index),)
+                else:
+                    tokens = tuple([token_fn(request_id, branch, index) for branch in range(n)])
                 samples[chunk.request_id] = Sample(tokens)
         return ExecuteResult(samples, self.step_time_ns)
 

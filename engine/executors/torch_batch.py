@@ -91,7 +91,7 @@ class PagedBatch:
     ) -> Tensor:
         """Write this layer's new K and V, then attend: q (H, T, D), k and v (KVH, T, D) to (T, H, Dv)."""
         self.layers_seen += 1
-        k_pool, v_pool, kv_heads = self.pool.k[layer], self.pool.v[layer], k.shape[0]
+        (k_pool, v_pool), kv_heads = self.pool.stores[layer], k.shape[0]
         kv_group = self.pool.layout.group_of[layer]
         rows = self._write_rows(kv_group, kv_heads)
         kv_write(k_pool, rows, k.transpose(0, 1))
@@ -183,7 +183,8 @@ class PagedBatch:
     ) -> PrefillSpan:
         size = self.pool.block_size
         query = np.arange(row.start, row.last + 1)[:, None]
-        if row.start == 0:
+        # Quantised, a chunk attends to its own tokens as they are stored: no token depends on where chunks were cut.
+        if row.start == 0 and not self.pool.quantised:
             if window is None or row.count <= window:
                 return PrefillSpan(first_row, row.count, None, None, None)
             key = np.arange(row.count)
@@ -205,7 +206,7 @@ class PagedBatch:
         )
 
     def _mask(self, visible: np.ndarray) -> Tensor:
-        """0 where visible, -inf elsewhere, in the pool's precision."""
+        """0 where visible, -inf elsewhere, in the precision of the queries."""
         mask = torch.zeros(visible.shape, dtype=self.pool.dtype, device=self.pool.device)
         return mask.masked_fill_(self._tensor(~visible), float("-inf"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import kvtop.engine.executors.omp  # noqa: F401
@@ -11,7 +12,8 @@ import kvtop.engine.executors.omp  # noqa: F401
 import torch
 from torch import Tensor
 
-from kvtop.engine.errors import InvariantError, ModelError
+from kvtop.engine.config import KV_DTYPES
+from kvtop.engine.errors import InvariantError, ModelError, UnknownName
 from kvtop.engine.executors import torch_load
 from kvtop.engine.executors.models import ModelInfo, ResolvedModel, resolve
 from kvtop.engine.executors.sampling import SampleSpec, sample
@@ -24,14 +26,20 @@ from kvtop.engine.windows import Windows
 
 
 class TorchExecutor:
-    """Computes plans with a transformers model. ``load`` it, ``allocate`` its KV pool once, then ``execute``."""
+    """Computes plans with a transformers model. ``load`` it, ``allocate`` its KV pool once, then ``execute``.
+
+    ``kv_dtype`` is how K and V are stored: auto (as they are computed), int8 or fp8.
+    """
 
     name = "torch"
 
-    def __init__(self, model: Any, tokenizer: Any, info: ModelInfo, layers: list[LayerShape]) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, info: ModelInfo, layers: list[LayerShape], kv_dtype: str = "auto"
+    ) -> None:
         self.info, self.tokenizer, self.eos_token_ids = info, tokenizer, info.eos_token_ids
         self._model: Any = model
         self._layers = layers
+        self.kv_dtype = kv_dtype
         self.groups: ModelGroups = model_groups(layers)
         self._pool: KVPool | None = None
         self._host: KVPool | None = None
@@ -43,6 +51,7 @@ class TorchExecutor:
         *,
         device: str = "auto",
         dtype: str | None = None,
+        kv_dtype: str = "auto",
         progress: torch_load.Progress | None = None,
     ) -> TorchExecutor:
         """Load a model by name or path, and see that paged attention reproduces it.
@@ -52,14 +61,27 @@ class TorchExecutor:
         Raises:
             ModelError: not found, broken, or not supported.
             ConfigError: a device or dtype that is not there.
+            UnknownName: no such KV dtype.
         """
+        check_kv_dtype(kv_dtype)
         report = progress or (lambda text, fraction: None)
         resolved = resolve(model)
         loaded = torch_load.load(resolved, torch_load.choose_device(device), dtype, report)
         layers = probe_layers(loaded.model, resolved.name)
         info = _describe(resolved, loaded, layers)
         check_against_own_attention(loaded.model, layers, info.vocab_size, resolved.name)
-        return cls(loaded.model, loaded.tokenizer, info, layers)
+        return cls(loaded.model, loaded.tokenizer, info, layers).with_kv_dtype(kv_dtype)
+
+    def with_kv_dtype(self, kv_dtype: str) -> TorchExecutor:
+        """Another executor of the same weights, without a pool yet, that stores K and V as ``kv_dtype``.
+
+        Raises:
+            UnknownName: no such KV dtype.
+        """
+        check_kv_dtype(kv_dtype)
+        per_token = bytes_per_block(self._layers, 1, self._model.dtype, kv_dtype)
+        info = replace(self.info, kv_bytes_per_token=per_token)
+        return TorchExecutor(self._model, self.tokenizer, info, self._layers, kv_dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -71,6 +93,11 @@ class TorchExecutor:
         return self._model.device
 
     @property
+    def stored_dtype(self) -> str:
+        """What K and V are stored as, "auto" resolved to the model's own precision."""
+        return self.info.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
     def pool(self) -> KVPool:
         """The KV memory; an error before ``allocate``."""
         if self._pool is None:
@@ -80,9 +107,10 @@ class TorchExecutor:
     def kv_bytes_per_block(self, block_size: int, kv_groups: Windows = (None,)) -> int:
         """Exact bytes of one block of ``block_size`` tokens: K and V of all layers, or of the slots of one KV group.
 
-        Slots that a smaller group leaves empty are counted. Raises ConfigError: other groups than the model's.
+        Scales, and slots that a smaller group leaves empty, are counted. Raises ConfigError: other groups than the
+        model's.
         """
-        return bytes_per_block(self.groups.layout(kv_groups).slots, block_size, self._model.dtype)
+        return bytes_per_block(self.groups.layout(kv_groups).slots, block_size, self._model.dtype, self.kv_dtype)
 
     def free_memory_bytes(self) -> int:
         """Memory left for blocks on the model's device."""
@@ -106,7 +134,7 @@ class TorchExecutor:
         need = num_blocks * self.kv_bytes_per_block(block_size, kv_groups)
         check_fits(need, free_memory_bytes(device), num_blocks, block_size, device)
         layout = self.groups.layout(kv_groups)
-        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device, layout)
+        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device, layout, self.kv_dtype)
 
     def execute(self, plan: Plan) -> ExecuteResult:
         """Move and copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
@@ -167,6 +195,12 @@ class TorchExecutor:
     def close(self) -> None:
         """Give the memory back; the executor cannot be used afterwards."""
         self._pool = self._host = self._model = None
+
+
+def check_kv_dtype(kv_dtype: str) -> None:
+    """Raises UnknownName, with the nearest: neither auto, int8 nor fp8."""
+    if kv_dtype not in KV_DTYPES:
+        raise UnknownName("KV dtype", kv_dtype, KV_DTYPES)
 
 
 def _tables(chunk: Chunk) -> tuple[list[int], list[list[int]]]:

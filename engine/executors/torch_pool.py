@@ -1,4 +1,7 @@
-"""The KV memory: one K and one V tensor a layer, each (num_blocks, kv_heads, block_size, head_dim)."""
+"""The KV memory: one K and one V tensor a layer, each (num_blocks, kv_heads, block_size, head_dim).
+
+Quantised, each has a tensor of scales beside it, (num_blocks, kv_heads, block_size), that goes wherever its blocks go.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import Tensor
 
 from kvtop.engine.errors import ConfigError
 from kvtop.engine.windows import Windows
-from kvtop.kernels.paged_torch import copy_blocks, swap_blocks
+from kvtop.kernels.paged_torch import Pool, copy_blocks, swap_blocks
+from kvtop.kernels.quant import SCALE_DTYPE, QuantisedPool
 
 MIB = 1 << 20
 
@@ -53,7 +57,9 @@ def one_group(layers: Sequence[LayerShape]) -> KVLayout:
 class KVPool:
     """Blocks of all layers, zeroed (so that the memory is really there from the start).
 
-    ``k`` and ``v`` are by layer; layers of different KV groups that have the same slot share its tensors.
+    ``k`` and ``v`` are by layer; layers of different KV groups that have the same slot share its tensors. ``dtype`` is
+    the precision attention computes in. With ``kv_dtype`` int8 or fp8 the tensors hold values to be scaled, and only
+    ``stores`` says everything; ``tensors`` are all there are, scales included.
     """
 
     def __init__(
@@ -64,34 +70,49 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
         layout: KVLayout | None = None,
+        kv_dtype: str = "auto",
     ) -> None:
         self.num_blocks, self.block_size, self.dtype, self.device = num_blocks, block_size, dtype, device
         self.layout = layout = layout or one_group(layers)
+        self.kv_dtype = kv_dtype
+        self.tensors: list[Tensor] = []
 
-        def pool(heads: int, dim: int) -> Tensor:
-            return torch.zeros(num_blocks, heads, block_size, dim, dtype=dtype, device=device)
-
-        self.slots = [(pool(s.kv_heads, s.k_dim), pool(s.kv_heads, s.v_dim)) for s in layout.slots]
+        stores = [(self._store(s.kv_heads, s.k_dim), self._store(s.kv_heads, s.v_dim)) for s in layout.slots]
+        self.slots = [(_values(k), _values(v)) for k, v in stores]
+        self.stores = {layer: stores[slot] for layer, slot in layout.slot_of.items()}
         self.k = {layer: self.slots[slot][0] for layer, slot in layout.slot_of.items()}
         self.v = {layer: self.slots[slot][1] for layer, slot in layout.slot_of.items()}
+
+    @property
+    def quantised(self) -> bool:
+        return self.kv_dtype != "auto"
+
+    def _store(self, heads: int, dim: int) -> Pool:
+        """K or V of one slot."""
+        values = self._zeros(heads, self.block_size, dim, dtype=torch.int8 if self.quantised else self.dtype)
+        if not self.quantised:
+            return values
+        return QuantisedPool(values, self._zeros(heads, self.block_size, dtype=SCALE_DTYPE), self.kv_dtype, self.dtype)
+
+    def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        self.tensors.append(torch.zeros(self.num_blocks, *shape, dtype=dtype, device=self.device))
+        return self.tensors[-1]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination), with the effect of doing them one after the other."""
         for sources, destinations in independent_runs(copies):
             src = torch.tensor(sources, device=self.device)
             dst = torch.tensor(destinations, device=self.device)
-            for k, v in self.slots:
-                copy_blocks(k, src, dst)
-                copy_blocks(v, src, dst)
+            for tensor in self.tensors:
+                copy_blocks(tensor, src, dst)
 
     def swap_to(self, other: KVPool, moves: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (block here, block there) into another pool of the same layers: device to host, or back."""
         if not moves:
             return
         here, there = (torch.tensor(ids) for ids in zip(*moves, strict=True))
-        for (k, v), (other_k, other_v) in zip(self.slots, other.slots, strict=True):
-            swap_blocks(k, here, other_k, there)
-            swap_blocks(v, here, other_v, there)
+        for tensor, elsewhere in zip(self.tensors, other.tensors, strict=True):
+            swap_blocks(tensor, here, elsewhere, there)
 
 
 def independent_runs(copies: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
@@ -108,9 +129,17 @@ def independent_runs(copies: Sequence[tuple[int, int]]) -> list[tuple[list[int],
     return runs
 
 
-def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Exact bytes of one block: K and V of all layers (or slots) in it."""
-    return sum(layer.elements_per_token for layer in layers) * block_size * dtype.itemsize
+def _values(store: Pool) -> Tensor:
+    return store.values if isinstance(store, QuantisedPool) else store
+
+
+def bytes_per_block(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, kv_dtype: str = "auto") -> int:
+    """Exact bytes of one block: K and V of all layers (or slots) in it, and their scales."""
+    num_elements = sum(layer.elements_per_token for layer in layers) * block_size
+    if kv_dtype == "auto":
+        return num_elements * dtype.itemsize
+    num_scales = sum(2 * layer.kv_heads for layer in layers) * block_size
+    return num_elements + num_scales * SCALE_DTYPE.itemsize
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -32,7 +32,7 @@ def weigh(waiting: Iterable[Sequence], context: PolicyContext) -> None:
 
 @QUEUE.add(
     "dfs-weight",
-    "depth-first over the cached prefixes, those that most of the waiting share first; aging_steps as in lpm",
+    "depth-first over cached prefixes, those that most of the waiting share first; aging_steps as in lpm",
     dynamic=True,
     prepare=weigh,
     aging_steps=AGING_STEPS,

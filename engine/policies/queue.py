@@ -17,7 +17,7 @@ def priority(seq: Sequence, context: PolicyContext) -> OrderKey:
     return seq.order
 
 
-@QUEUE.add("sjf", "shortest prompt first; long prompts starve while shorter ones keep coming (hrrn: they do not)")
+@QUEUE.add("sjf", "shortest prompt first; long ones starve while shorter ones keep coming (hrrn weighs the wait)")
 def sjf(seq: Sequence, context: PolicyContext) -> tuple[int, OrderKey]:
     return (seq.num_prompt, seq.order)
 

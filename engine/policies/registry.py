@@ -14,7 +14,7 @@ A name like ``path/to/file.py:NAME`` is a user's own policy (``policies/files.py
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -131,6 +131,12 @@ def policy_label(name: str) -> str:
     from kvtop.engine.policies.files import read_policy
 
     return read_policy("", name).label
+
+
+def with_labels(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """EngineConfig values by name, with the labels of policies from files: what identifies a run."""
+    kinds = ("policy", "batch_policy", "victim", "eviction")
+    return {key: policy_label(value) if key in kinds else value for key, value in engine.items()}
 
 
 def _checked(policy: Policy[Any], params: dict[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def progress_text(progress: Progress) -> str:
         done = "" if progress.fraction is None else f" {100 * progress.fraction:.0f} %"
         return f"{progress.label}: {progress.notice or 'starting'}{done}"
     total = "" if progress.num_requests is None else f"/{progress.num_requests}"
+    if progress.notice:
+        return f"{progress.label}: {progress.num_ended}{total} done, {progress.notice}"
     blocks = (
         "" if not progress.num_blocks else f", {100 * progress.used_blocks / progress.num_blocks:.0f} % of blocks used"
     )

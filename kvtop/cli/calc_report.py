@@ -24,13 +24,15 @@ def as_json(
         "head_dim": shape.head_dim,
         "dtype": shape.dtype,
         "bytes_per_element": DTYPE_BYTES[shape.dtype],
-        "scales_counted": False,
+        "scales_counted": shape.dtype in QUANTISED,
+        "scale_bytes_per_token": shape.scale_bytes_per_token,
         "batch": args.batch,
         "seq_len": args.seq_len,
         "num_tokens": args.batch * args.seq_len,
         "kv_bytes_per_token": shape.bytes_per_token,
         "kv_bytes_per_request": shape.request_bytes(args.seq_len),
         "kv_bytes": shape.request_bytes(args.batch * args.seq_len),
+        "kv_bytes_without_scales": _without_scales(shape, args.batch * args.seq_len),
         "block_size": args.block_size,
         "kv_bytes_per_block": shape.request_bytes(args.block_size),
         "num_blocks": blocks,
@@ -42,6 +44,10 @@ def as_json(
         "kv_bytes_per_gpu": shape.per_gpu(args.tp).request_bytes(args.batch * args.seq_len),
         "capacity": None if room is None else _capacity_json(args, room),
     }
+
+
+def _without_scales(shape: CacheShape, num_tokens: int) -> int:
+    return (shape.bytes_per_token - shape.scale_bytes_per_token) * num_tokens
 
 
 def _capacity_json(args: argparse.Namespace, room: Capacity) -> dict[str, Any]:
@@ -65,13 +71,11 @@ def _capacity_json(args: argparse.Namespace, room: Capacity) -> dict[str, Any]:
 
 def as_text(args: argparse.Namespace, model: ModelShape | None, shape: CacheShape, room: Capacity | None) -> str:
     """The answer for a reader: the formula with its numbers, then sizes, then what fits."""
-    width = DTYPE_BYTES[shape.dtype]
     tokens = args.batch * args.seq_len
     total = shape.request_bytes(tokens)
     lines = [f"{model.name} ({model.source})"] if model else []
     lines += [
-        "KV bytes = 2 x layers x kv_heads x head_dim x bytes x tokens",
-        f"         = 2 x {shape.num_layers} x {shape.num_kv_heads} x {shape.head_dim} x {width} x {tokens:,}",
+        *_formula(shape, tokens),
         f"         = {total:,} bytes = {format_bytes(total)}   ({args.batch:,} x {args.seq_len:,} tokens)",
         "",
         table(_size_rows(args, shape)),
@@ -80,6 +84,20 @@ def as_text(args: argparse.Namespace, model: ModelShape | None, shape: CacheShap
     if room is not None:
         lines += ["", table(_room_rows(args, room)), "", verdict(args, room)]
     return "\n".join(lines)
+
+
+def _formula(shape: CacheShape, num_tokens: int) -> list[str]:
+    """In words, and with the numbers."""
+    heads, width = f"2 x {shape.num_layers} x {shape.num_kv_heads}", DTYPE_BYTES[shape.dtype]
+    if shape.dtype not in QUANTISED:
+        return [
+            "KV bytes = 2 x layers x kv_heads x head_dim x bytes x tokens",
+            f"         = {heads} x {shape.head_dim} x {width} x {num_tokens:,}",
+        ]
+    return [
+        "KV bytes = 2 x layers x kv_heads x (head_dim x bytes + scale) x tokens",
+        f"         = {heads} x ({shape.head_dim} x {width} + {shape.scale_bytes}) x {num_tokens:,}",
+    ]
 
 
 def _size_rows(args: argparse.Namespace, shape: CacheShape) -> list[list[str]]:
@@ -110,7 +128,11 @@ def _notes(args: argparse.Namespace, model: ModelShape | None, shape: CacheShape
             f"  note: {args.seq_len:,} tokens are more than {model.name} was made for ({model.max_model_len:,})"
         )
     if shape.dtype in QUANTISED:
-        notes.append(f"  {shape.dtype}: 1 byte an element; the scales of a quantised cache are not counted")
+        bare = _without_scales(shape, args.batch * args.seq_len)
+        notes.append(
+            f"  {shape.dtype}: 1 byte an element, and for each token and KV head a scale of {shape.scale_bytes} bytes; "
+            f"without scales {bare:,} bytes = {format_bytes(bare)}"
+        )
     if shape.sliding_window is not None:
         notes.append(
             f"  {shape.num_sliding_layers} of {shape.num_layers} layers look back {shape.sliding_window:,} tokens; "

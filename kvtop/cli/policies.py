@@ -6,7 +6,7 @@ import argparse
 import json
 
 from kvtop.cli.run_options import add_json
-from kvtop.cli.text import listing
+from kvtop.cli.text import listing, output_width
 from kvtop.engine.config import ALLOCATORS
 
 DESCRIPTION = "List the policies and allocators that can be chosen, one line each."
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(groups, indent=2))
         return 0
-    print("\n\n".join(f"{TITLES[name]}\n{listing(group)}" for name, group in groups.items()))
-    print("\nA queue policy may also be a function in a Python file: -p path/to/file.py:function")
+    width = output_width()
+    print("\n\n".join(f"{TITLES[name]}\n{listing(group, width=width)}" for name, group in groups.items()))
+    print("\nAny but the allocator may also come from a file: -p path/to/file.py:NAME")
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kvtop.cli.values import count, count_or_zero, not_negative, one_of, positive, size_bytes
-from kvtop.engine.config import ALLOCATORS, EngineConfig
+from kvtop.engine.config import ALLOCATORS, KV_DTYPES, EngineConfig
 from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
@@ -52,10 +52,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     memory = model.add_mutually_exclusive_group()
     memory.add_argument("--num-blocks", type=count, metavar="N", help="blocks in the pool")
     memory.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="memory for the pool, e.g. 2GiB")
+    model.add_argument(
+        "--kv-dtype", type=one_of("KV dtype", KV_DTYPES), default="auto",
+        help="how K and V are stored: auto (as computed, default), or one byte an element: int8 or fp8",
+    )  # fmt: skip
     model.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens a block (default 16)")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--preemption", metavar="MODE", help="recompute (default), or swap to host memory")
     engine.add_argument("--host-blocks", metavar="N", type=count, help="blocks in host memory, for --preemption swap")
+    engine.add_argument(
+        "--policy-param", action="append", default=[], metavar="NAME=VALUE",
+        help="a parameter of the queue policy, e.g. aging_steps=64 (may be repeated)",
+    )  # fmt: skip
     engine.add_argument("--eviction", metavar="NAME", help="eviction policy (default lru)")
     engine.add_argument("--victim", metavar="NAME", help="who is preempted (default last-arrived)")
     engine.add_argument(
@@ -105,6 +113,7 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         "host_blocks": args.host_blocks,
         "victim": args.victim,
         "batch_policy": args.batch_policy,
+        "kv_dtype": None if args.kv_dtype == "auto" else args.kv_dtype,
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
         "max_model_len": args.max_model_len,
@@ -112,6 +121,8 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         "chunked_prefill": False if args.no_chunked_prefill else None,
     }
     values: dict[str, Any] = {"policy": policy, "allocator": allocator, "block_size": args.block_size}
+    if params := policy_params(args, policy):
+        values["policy_params"] = params
     values |= {key: value for key, value in given.items() if value is not None}
     # Without a number the pool is sized when the model is known; one block lets every other check run now.
     EngineConfig.from_mapping({**values, "num_blocks": args.num_blocks or 1})
@@ -127,6 +138,8 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
     check_model(args.model, args.executor)
     if args.executor == "null" and args.kv_memory is not None:
         raise UsageError("--kv-memory: the null executor has no model, so a block has no size; give --num-blocks")
+    if args.executor == "null" and args.kv_dtype != "auto":
+        raise UsageError(f"--kv-dtype {args.kv_dtype}: the null executor has no model, so it stores no K and V")
     return RunSpec(
         workload=workload_spec(args, workload),
         engine=engine_values(args, policy, allocator),
@@ -138,6 +151,42 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
         seed=args.seed,
         **more,
     )
+
+
+def policy_params(args: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """What --policy-param says about ``policy``. Of several policies each takes those parameters that it has.
+
+    Raises:
+        UsageError: no NAME=VALUE, a parameter that none of the policies has, a value of another type than the default.
+    """
+    from kvtop.engine.policies.registry import QUEUE
+
+    asked = args.policy if isinstance(args.policy, list) else [policy]
+    known = {name: default for each in asked for name, default in QUEUE.get(each)[0].defaults.items()}
+    own = QUEUE.get(policy)[0].defaults
+    params: dict[str, Any] = {}
+    for text in args.policy_param:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--policy-param {text!r}: expected NAME=VALUE")
+        if name not in known:
+            raise UnknownName(f"parameter of {' and '.join(asked)}", name, known or ("(none)",))
+        if name in own:
+            params[name] = _typed(text, value, own[name])
+    return params
+
+
+def _typed(text: str, value: str, default: Any) -> Any:
+    """``value`` as the type that ``default`` has."""
+    if isinstance(default, bool):
+        if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+    elif isinstance(default, int | float | str):
+        try:
+            return type(default)(value)
+        except ValueError:
+            pass
+    raise UsageError(f"--policy-param {text!r}: expected {type(default).__name__}, such as {default!r}")
 
 
 def check_policies(

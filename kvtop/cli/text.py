@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
 MISSING = "-"
@@ -65,7 +69,19 @@ def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None,
     )
 
 
-def listing(entries: dict[str, str], *, indent: str = "  ") -> str:
-    """Names and one-line descriptions, aligned."""
-    width = max(map(len, entries), default=0)
-    return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in entries.items())
+def listing(entries: dict[str, str], *, indent: str = "  ", width: int | None = None) -> str:
+    """Names and one-line descriptions, aligned; with ``width``, descriptions wrap in their own column."""
+    column = max(map(len, entries), default=0)
+    lines = []
+    for name, text in entries.items():
+        room = None if width is None else max(20, width - len(indent) - column - 2)
+        parts = [text] if room is None else textwrap.wrap(text, room) or [""]
+        lines += [f"{indent}{(name if not i else '').ljust(column)}  {part}".rstrip() for i, part in enumerate(parts)]
+    return "\n".join(lines)
+
+
+def output_width() -> int | None:
+    """Columns of the terminal on stdout (COLUMNS wins); None where there is none: a file keeps one line an entry."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 import kvtop
+from kvtop.engine.policies.registry import with_labels
 from kvtop.results.files import FileError, file_error, write_bytes
 from kvtop.results.versions import DEFINITIONS_VERSION, RESULTS_SCHEMA_VERSION
 from kvtop.run.spec import RunSpec
@@ -89,7 +90,10 @@ def build_manifest(
 
 def _plain(spec: RunSpec, **changes: Any) -> dict[str, Any]:
     """``spec`` without what does not change the run itself."""
-    return msgspec.to_builtins(msgspec.structs.replace(spec, run_dir=None, start_paused=False, **changes))
+    engine = with_labels(spec.engine)
+    return msgspec.to_builtins(
+        msgspec.structs.replace(spec, engine=engine, run_dir=None, start_paused=False, **changes)
+    )
 
 
 def content_hash(value: Any, length: int = 16) -> str:

@@ -14,7 +14,6 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, cast
@@ -117,17 +116,6 @@ class FrameWriter:
             self.finish()
         finally:
             self._file.close()
-
-    @contextmanager
-    def kept_locked(self) -> Iterator[None]:
-        """Inside, the directory counts as being written even after ``close``: its tables are still to come."""
-        # The lock belongs to the open file, which the copied descriptor keeps open.
-        descriptor = None if self._file.closed else os.dup(self._file.fileno())
-        try:
-            yield
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
 
     def __enter__(self) -> FrameWriter:
         return self

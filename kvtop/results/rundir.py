@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kvtop.engine.errors import UsageError
+from kvtop.engine.policies.registry import with_labels
 from kvtop.results.files import FileError, file_error
 from kvtop.results.manifest import MANIFEST_NAME, content_hash, read_manifest
 from kvtop.results.recording import FRAMES_NAME, is_being_written
@@ -21,14 +22,14 @@ TABLE_NAMES = ("requests.parquet", "steps.parquet", "events.parquet")
 
 def run_dir_name(spec: RunSpec) -> str:
     """``<policy>-<workload>[-<allocator>][-r<replicate>]-<short id>``: the same for the same spec, no timestamps."""
-    policy = str(spec.engine.get("policy", "fcfs"))
-    parts = [policy, Path(spec.workload.name).name.split(".")[0]]
+    engine = with_labels(spec.engine)
+    parts = [str(engine.get("policy", "fcfs")), Path(spec.workload.name).name.split(".")[0]]
     allocator = spec.engine.get("allocator", "paged")
     if allocator != "paged":
         parts.append(str(allocator))
     if spec.replicate:
         parts.append(f"r{spec.replicate}")
-    plain = msgspec.to_builtins(msgspec.structs.replace(spec, run_dir=None, start_paused=False))
+    plain = msgspec.to_builtins(msgspec.structs.replace(spec, engine=engine, run_dir=None, start_paused=False))
     parts.append(content_hash(plain, 8))
     return "-".join(re.sub(r"[^A-Za-z0-9_.-]+", "_", part).strip("_.-") or "x" for part in parts)
 

@@ -11,14 +11,17 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvtop.engine.errors import UsageError
 from kvtop.engine.events import Notice, RunEnded, RunStarted
 from kvtop.engine.recorder import Recorder
+from kvtop.engine.types import RequestSpec
 from kvtop.results.manifest import build_manifest, write_manifest
 from kvtop.results.recording import FRAMES_NAME, FrameWriter
 from kvtop.run.inbox import PipeInbox, Stopped
@@ -97,8 +100,9 @@ class _Child:
             write_manifest(self.run_dir, manifest)
             self.file = FileOutlet(FrameWriter(self.run_dir / FRAMES_NAME))
             outlets.append(self.file)
+        notices = [*_executor_notices(engine), *workload.notices]
         for outlet in outlets:
-            outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in workload.notices)])
+            outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in notices)])
         max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
         loop = RunLoop(engine, workload.source(), outlets, self.inbox, max_ns=max_ns, start_paused=spec.start_paused)
         end = loop.run()
@@ -127,6 +131,7 @@ class _Child:
             kv_memory_bytes=spec.kv_memory_bytes,
             recorder=Recorder(),
             progress=self._progress,
+            requests=self._requests,
         )
         self._progress("reading the workload", None)
         workload = load_workload(
@@ -138,6 +143,21 @@ class _Child:
         built.engine.clock.pause()
         info = {**built.info, "workload": workload.name, "clock": "virtual" if virtual else "real"}
         return built, workload, info
+
+    def _requests(self, vocab_size: int, max_model_len: int) -> Iterator[RequestSpec]:
+        """The whole workload beforehand, one prompt at a time, for an eviction policy that knows the future.
+
+        Raises:
+            UsageError: later requests depend on when earlier ones finish, so there is no future to know.
+        """
+        from kvtop.workloads.load import load_workload
+
+        self._progress("reading the workload's future", None)
+        source = load_workload(self.spec.workload, vocab_size=vocab_size, max_model_len=max_model_len).source()
+        while (due_ns := source.next_due()) is not None:
+            yield from source.pop_due(due_ns)
+        if not source.exhausted:
+            raise UsageError(f"eviction policy belady needs an open loop; {self.spec.workload.name} is a closed one")
 
     def _progress(self, text: str, fraction: float | None) -> None:
         if self.inbox.stop_wanted:
@@ -157,6 +177,7 @@ class _Child:
         try:
             from kvtop.results.tables import write_tables
 
+            self.outlet.send([Notice(t_ns=end.t_ns, text="writing the tables")])
             write_tables(self.run_dir, status=end.status, events_dropped=self.outlet.num_dropped, error=end.error)
         except Exception as error:
             end = _failed_files(end, error)
@@ -164,6 +185,11 @@ class _Child:
             with suppress(Exception):  # told above, if the disk refuses
                 writer.close()  # only now may another run use the directory
         return end
+
+
+def _executor_notices(engine: Any) -> Sequence[str]:
+    """What the user should know about the model: another one than asked for, a cache that could not be written."""
+    return getattr(getattr(engine.executor, "info", None), "notices", ())
 
 
 def _failed_files(end: RunEnded, error: Exception) -> RunEnded:

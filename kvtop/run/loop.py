@@ -315,5 +315,7 @@ def ended_by(error: BaseException, t_ns: int) -> RunEnded:
     if isinstance(error, KvtopError):
         return RunEnded(t_ns=t_ns, status="failed", error=text, exit_code=error.exit_code)
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, MemoryError):
+        line = f"out of memory{f' ({text})' if text else ''}: try fewer blocks (--num-blocks) or requests (--limit)"
     trace = "".join(traceback.format_exception(error))
     return RunEnded(t_ns=t_ns, status="failed", error=line, traceback=trace, exit_code=1)

@@ -40,6 +40,7 @@ INTERRUPTED_LOADING = "interrupted while loading"
 # -P: the folder the user stands in must not shadow a library. The path makes the child run this very kvtop.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kvtop.run.child import main; main(*map(int, sys.argv[2:]))"
 
+
 class RunSession:
     """One run in a process of its own. Safe to use from two threads; every wait is bounded.
 

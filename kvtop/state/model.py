@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtop.engine.events import Decision, RequestEvent, StepEvent
 from kvtop.engine.types import NULL_BLOCK
+from kvtop.state.request_logs import Entry, RequestLogs
 
 FRESH, IDLE, USED, IN_TRANSFER = range(4)
 """Values of ``PoolState.state``, in the order fresh, idle, used, in transfer."""
@@ -89,6 +90,7 @@ class SequenceState:
     num_swapped: int = 0  # computed tokens that wait in host memory
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
     other_tables: list[list[int]] = field(default_factory=list)  # of the KV groups after the first, as they appear
+    run: Entry | None = None  # of its log: the last tokens it computed
 
     def table_of(self, group: int) -> list[int]:
         """The table of a KV group; NULL_BLOCK where a block fell out of the group's window."""
@@ -174,6 +176,7 @@ class RunState:
     itl: Samples = field(default_factory=Samples)
     # (step, t_ns, decision), newest last
     log: deque[tuple[int, int, Decision]] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
+    logs: RequestLogs = field(default_factory=RequestLogs)  # by request, for its explanation
     events_dropped: int = 0
     stalled: str = ""
 

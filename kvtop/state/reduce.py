@@ -21,8 +21,9 @@ from kvtop.engine.events import (
     StepEvent,
 )
 from kvtop.state.blocks import BLOCK_FOLDS, pool_of, settle
+from kvtop.state.keep import KEEP, end_step
 from kvtop.state.model import RunState, SequenceState
-from kvtop.state.requests import REQUEST_FOLDS, StepNotes, add, fold_emitted
+from kvtop.state.requests import REQUEST_FOLDS, StepNotes, add, fold_chunk, fold_emitted
 
 
 def reduce(state: RunState, event: Event) -> RunState:
@@ -45,14 +46,19 @@ def _step(state: RunState, event: StepEvent) -> None:
     state.head_of_line = event.head_of_line
     notes = StepNotes()
     pool, sequences, step = state.pool, state.sequences, event.step
-    block_fold, request_fold = BLOCK_FOLDS.get, REQUEST_FOLDS.get
+    block_fold, request_fold, keep_in_log = BLOCK_FOLDS.get, REQUEST_FOLDS.get, KEEP.get
     for decision in event.decisions:
         kind = decision[0]
+        if kind == "chunk":  # half of all decisions
+            fold_chunk(state, event, decision, notes)
+            continue
         if fold := block_fold(kind):
             if pool is not None:
                 fold(pool, sequences, decision, step)
         elif fold := request_fold(kind):
             fold(state, event, decision, notes)
+        if keep := keep_in_log(kind):
+            keep(state, event, decision)
     if event.emitted:
         fold_emitted(state, event.emitted, event.t_done_ns)
     for seq_id in notes.ended:  # only now: their last tokens are in ``emitted``
@@ -64,6 +70,7 @@ def _step(state: RunState, event: StepEvent) -> None:
         settle(pool, event.in_transfer_blocks)
     t_ns = event.t_done_ns
     state.log.extend([(step, t_ns, decision) for decision in event.decisions])
+    end_step(state, event)
     _count(state.totals, event, notes)
     _remember(state, event)
 
@@ -98,6 +105,7 @@ def _request(state: RunState, event: RequestEvent) -> None:
         return
     state.arrivals.pop(event.request_id, None)
     state.finished.append(event)
+    state.logs.has_ended(event)
     if event.finish_reason == "rejected":
         state.num_rejected += 1
     else:
@@ -114,6 +122,7 @@ def _keyframe(state: RunState, event: Keyframe) -> None:
     if not state.head_of_line:
         state.head_of_line = next((row.seq_id for row in waiting if row.wait_reason), "")
     state.totals.update(event.totals)
+    state.logs.resync(event.sequences, event.step, state.arrivals)
 
 
 def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
@@ -165,15 +174,20 @@ def _stalled(state: RunState, event: Stalled) -> None:
 
 def _gap(state: RunState, event: Gap) -> None:
     state.events_dropped += event.dropped
+    state.logs.break_off()
 
 
 def _notice(state: RunState, event: Notice) -> None:
+    if event.level == "info" and state.manifest and state.notice_level != "info":
+        return  # once the run goes on, what is being done is no reason to forget a warning
     state.notice, state.notice_level, state.progress = event.text, event.level, event.progress
 
 
 def _run_ended(state: RunState, event: RunEnded) -> None:
     state.status, state.error, state.traceback = event.status, event.error, event.traceback
     state.t_ns, state.progress = max(state.t_ns, event.t_ns), None
+    if state.notice_level == "info":  # nothing is being done any more
+        state.notice = ""
 
 
 _EVENT_FOLDS: dict[type[Event], Callable[[RunState, Any], None]] = {

@@ -97,12 +97,17 @@ def _forked(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
     notes.born.append(child)
 
 
-def _chunk(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
+def fold_chunk(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
     _, seq_id, count, start = decision
     seq = state.sequences.get(seq_id)
     if seq is None:
         return
     seq.num_computed = end = start + count
+    run = seq.run
+    if run is not None and run.grows and count == 1 and event.step - run.step == run.count == start - run.decision[3]:
+        run.count += 1  # most of a run is this: it costs no call
+    elif (log := state.logs.live.get(seq.request_id)) is not None:
+        seq.run = log.add_chunk(decision, event.step, event.t_start_ns)
     if start >= seq.high_water:
         new = count
     else:
@@ -144,7 +149,7 @@ REQUEST_FOLDS: dict[str, RequestFold] = {
     "resumed": _resumed_sequence,
     "skipped": _skipped,
     "forked": _forked,
-    "chunk": _chunk,
+    "chunk": fold_chunk,
     "first_token": _first_token,
     "preempted": _preempted,
     "finished": _ended,

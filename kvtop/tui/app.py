@@ -21,6 +21,7 @@ from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
 from kvtop.tui.screens.live import FrameScreen, LiveScreen
+from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
 from kvtop.tui.theme import THEME
 
@@ -108,6 +109,8 @@ class KvtopApp(App[None]):
 
     def tick(self) -> None:
         """Fold what the session has, then show it if it differs from what is on the screen."""
+        if not self.is_running:  # shutting down: timers still fire while the screens are taken apart
+            return
         self._fold_pending()
         self._follow_clock()
         self._show()
@@ -150,6 +153,8 @@ class KvtopApp(App[None]):
         """Give a frame to the active screen. A dialog on top leaves changes collected until it is closed."""
         screen, state, native = self.screen, self.state, self._native[-1] if self._native else ""
         now = (state.version, state.status, state.t_ns, native)
+        if isinstance(screen, WhyScreen):
+            screen.follow(state)
         if not isinstance(screen, FrameScreen) or not screen.is_mounted or (now == self._shown and not force):
             return
         if not self._shown or self._shown[1] != state.status:

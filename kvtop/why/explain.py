@@ -48,10 +48,11 @@ def _note(log: Log, row: Row, seq_id: str) -> None:
     elif kind == "free":
         log.held[seq_id] -= 1
     elif kind == "publish":
-        log.publisher[row["block_key"]] = seq_id
+        log.publisher[row["block"]] = seq_id
     elif kind == "skipped":
         other = row.get("other")
-        held = log.held[other] if other and log.held[other] > 0 else None
+        held = row["held_blocks"] if "held_blocks" in row else log.held[str(other)]
+        held = held if held and held > 0 else None
         refusal = Refusal(row["step"], row["reason"], other, row.get("need_blocks"), row.get("have_blocks"), held)
         log.refusals.setdefault(seq_id, []).append(refusal)
 
@@ -70,6 +71,5 @@ def _life_of(log: Log, lives: dict[str, Life], parents: dict[str, Life], row: Ro
         parents[seq_id].adopt(lives[seq_id], row)
     elif seq_id not in lives:
         lives[seq_id] = life = Life(log, seq_id, late=True)
-        text = "the log begins here: what came before is not in it"
-        life.say("log_begins", row["step"], log.start(row["step"]), (text, {}))
+        life.begin_late(row)
     return lives.get(seq_id)

@@ -35,6 +35,11 @@ class Facts:
     ``decisions`` are in order, and hold at least: all of the request's own sequences, all ``skipped``, ``preempted``,
     ``forked`` and ``lookup`` that name them, the ``publish`` of blocks they evicted, and ``alloc``, ``share`` and
     ``free`` of the sequences they waited for. More does no harm, less makes a line say less.
+
+    Where the log is kept request by request (``kvtop.why.live``), rows stand for what others did: ``held_blocks`` of a
+    ``skipped`` (of the one in the way, at that moment), ``owner`` of an ``evict`` (who had published the block), and a
+    first row of kind ``known`` (``state``, ``known_tokens``, ``computed_tokens``) where a log does not begin with its
+    request's arrival.
     """
 
     name: str  # id of a request, or of one of its branches (a#1)

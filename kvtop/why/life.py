@@ -14,6 +14,9 @@ from kvtop.why.waits import Wait, stretches, tell
 from kvtop.why.words import ending, many, match_end, rejection
 
 
+DROPPED = "dropped"  # status of a run whose events a reader could not follow
+
+
 class Life:
     """One sequence. Decisions are given to ``take`` in order; ``close`` ends it. Lines go to ``log``.
 
@@ -58,6 +61,19 @@ class Life:
         t_ns = self.log.facts.request.get("t_submit_ns")
         self.say("arrived", row["step"], t_ns, lines.arrival(self.log.facts.request, row["num_tokens"]))
         self.wait = Wait(self.seq_id, row["step"], None, t_ns, None)
+
+    def begin_late(self, row: Row) -> None:
+        """The log begins with ``row``, after the arrival; a row of kind ``known`` says how things stood."""
+        step, t_ns = row["step"], self.log.start(row["step"])
+        text = "the log begins here: what came before is not in it"
+        numbers: dict[str, Any] = {}
+        if row["kind"] == "known":
+            self.num_known, self.num_computed = row["known_tokens"], row["computed_tokens"]
+            numbers = {"state": row["state"], "output_tokens": self.num_known - self._num_prompt}
+            text += f"; {row['state']}, after {many(numbers['output_tokens'], 'token')}"
+            if row["state"] != "running":
+                self.wait = Wait(self.seq_id, step, None, t_ns, None)
+        self.say("log_begins", step, t_ns, (text, numbers))
 
     def rejected(self, row: Row) -> None:
         request, reason = self.log.facts.request, row.get("reason")
@@ -222,7 +238,8 @@ class Life:
         self.copies.append(row)
 
     def evicted(self, row: Row) -> None:
-        self.evictions.append({**row, "owner": self.log.publisher.get(row["block_key"])})
+        owner = row["owner"] if "owner" in row else self.log.publisher.get(row["block"])
+        self.evictions.append({**row, "owner": owner})
 
     def _tell_blocks(self) -> None:
         """Branches, copies, evictions, victims and switched blocks of the part of a life that is over."""
@@ -260,6 +277,7 @@ class Life:
         text += f", E2E {format_ns(e2e)}" if e2e is not None else ""
         if self.num_preemptions:
             text += f", of which {format_ns(self.lost_ns)} lost to {many(self.num_preemptions, 'preemption')}"
+            text += " since the log begins" if self.late else ""
         numbers: dict[str, Any] = {"reason": reason, "output_tokens": row["num_tokens"] or 0, "e2e_ns": e2e}
         numbers |= {"state": "waiting" if waiting else "running", **self._gaps(self.emitted).as_json()}
         numbers |= {"num_preemptions": self.num_preemptions, "lost_ns": self.lost_ns}
@@ -277,8 +295,10 @@ class Life:
         if last is not None and self.back is not None and self.back.resumed is not None:
             self._back_again(last.step, again=True)
         state = "waiting" if waiting else "running"
-        going_on = self.log.facts.run.get("status") in (None, "running")
+        status = self.log.facts.run.get("status")
+        going_on = status in (None, "running")
         text = f"{state} now" if going_on else f"cut off by the end of the run while {state}"
+        text = f"the log breaks off here, while {state}: events were dropped" if status == DROPPED else text
         output = self.num_known - self._num_prompt
         said = f"{text}, after {many(output, 'token')}", {"output_tokens": output, "state": state}
         self.say("now" if going_on else "cut_off", last.step if last else None, last.t_done_ns if last else None, said)

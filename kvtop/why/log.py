@@ -19,7 +19,7 @@ class Log:
     missed: dict[str, list[tuple[str, int]]]  # by evicting sequence: who missed a block later, and in which step
     refusals: dict[str, list[Refusal]] = field(default_factory=dict)  # by sequence
     held: Counter[str] = field(default_factory=Counter)  # table entries by sequence
-    publisher: dict[int, str] = field(default_factory=dict)  # block key -> who published it last
+    publisher: dict[int, str] = field(default_factory=dict)  # block -> who published what is in it
     lines: list[Line] = field(default_factory=list)
 
     def start(self, step: int) -> int | None:

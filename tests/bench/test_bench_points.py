@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from made_runs import finished, simple_run, steps
 
-from kvtop.bench import Progress, plan_points, point_label, replicates
+from kvtop.bench import Progress, plan_points, point_label, replicates, run_point
 from kvtop.cli.bench import progress_text
 from kvtop.cli.main import main
 from kvtop.engine.errors import UsageError
 from kvtop.engine.events import Notice, RunStarted
+from kvtop.results.recording import FRAMES_NAME, FrameWriter
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
 
@@ -89,6 +90,20 @@ def test_the_progress_line_follows_the_events() -> None:
     assert (
         progress_text(progress) == "fcfs default: 1/64 done, 3 running, 5 waiting, 25 % of blocks used, step 1, 2.0 s"
     )
+    progress.fold(Notice(t_ns=0, text="request 'b' is too long", level="warning"))
+    assert progress_text(progress).endswith("step 1, 2.0 s"), "warnings are told at the end"
+    progress.fold(Notice(t_ns=0, text="writing the tables"))
+    assert progress_text(progress) == "fcfs default: 1/64 done, writing the tables"
+
+
+def test_force_does_not_take_the_directory_of_a_run_that_is_being_written(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with FrameWriter(run_dir / FRAMES_NAME):
+        outcome = run_point(spec(executor="null", run_dir=str(run_dir)), lambda _: None, force=True)
+        assert (outcome.status, outcome.exit_code) == ("failed", 2)
+        assert outcome.error == f"{run_dir}: another run is being written here; choose another directory"
+        assert (run_dir / FRAMES_NAME).exists()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_bytes_are_counted_element_by_element(
     shape = CacheShape(layers, heads, dim, dtype)
     width = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}[dtype]
     elements_of_keys = layers * heads * dim * tokens
-    assert shape.request_bytes(tokens) == elements_of_keys * width + elements_of_keys * width
+    scales_of_keys = layers * heads * tokens if dtype in ("fp8", "int8") else 0
+    assert shape.request_bytes(tokens) == 2 * (elements_of_keys * width + scales_of_keys * 4)
+    assert shape.scale_bytes_per_token * tokens == 2 * scales_of_keys * 4
     assert (blocks_for(tokens, block) - 1) * block < tokens <= blocks_for(tokens, block) * block
 
 
@@ -124,7 +126,7 @@ def test_a_batch_that_only_partly_fits_says_how_many(capsys: pytest.CaptureFixtu
         *["--model", "mistral-7b", "--seq-len", "8192", "--batch", "64", "--dtype", "int8", "--gpu-memory", "24GiB"],
     )
     assert found["capacity"]["batch_fits"] is False
-    assert "only 16 of 64 fit at once" in found["capacity"]["message"]
+    assert "only 15 of 64 fit at once" in found["capacity"]["message"]
 
 
 def test_tensor_parallel_deals_out_heads_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,10 +138,25 @@ def test_tensor_parallel_deals_out_heads_and_weights(capsys: pytest.CaptureFixtu
         CacheShape(1, 6, 8).per_gpu(4)
 
 
-def test_quantised_caches_say_that_scales_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calc", "--model", "llama-3-8b", "--dtype", "fp8"]) == 0
-    assert "scales of a quantised cache are not counted" in capsys.readouterr().out
-    assert calc_json(capsys, "--model", "llama-3-8b", "--dtype", "fp8")["scales_counted"] is False
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_the_scales_of_a_quantised_cache_are_counted_and_shown_apart(
+    dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = calc_json(capsys, "--model", "llama-3-8b", "--dtype", dtype, "--seq-len", "10")
+    assert found["scales_counted"] is True
+    assert found["kv_bytes_without_scales"] == 2 * 32 * 8 * 128 * 10
+    assert found["kv_bytes"] == found["kv_bytes_without_scales"] + 2 * 32 * 8 * 4 * 10
+    assert found["kv_bytes_per_block"] == 16 * 2 * 32 * 8 * (128 + 4)
+    assert main(["calc", "--model", "llama-3-8b", "--dtype", dtype, "--seq-len", "10"]) == 0
+    text = capsys.readouterr().out
+    assert "2 x 32 x 8 x (128 x 1 + 4) x 10" in text
+    assert "without scales 655,360 bytes" in text
+
+
+def test_a_cache_without_scales_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = calc_json(capsys, "--model", "llama-3-8b", "--dtype", "fp16")
+    assert (found["scales_counted"], found["scale_bytes_per_token"]) == (False, 0)
+    assert found["kv_bytes_without_scales"] == found["kv_bytes"]
 
 
 def test_a_sliding_window_is_reported_beside_the_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from kvtop.cli import main as cli
@@ -82,6 +86,16 @@ def test_a_bug_is_one_line_and_a_traceback_only_when_asked_for(
     monkeypatch.setenv("KVTOP_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main([])
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
+    words = f"-m kvtop bench -w poisson-shared-prefix --executor null --limit 3 -o {tmp_path / 'out'} {closed}"
+    shell = ["sh", "-c", f'"$0" {words}', sys.executable]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    (run_dir,) = (tmp_path / "out").iterdir()
+    assert (run_dir / "requests.parquet").exists()
 
 
 @pytest.mark.parametrize("name", ["policies", "models", "workloads"])

@@ -73,6 +73,17 @@ def test_a_long_chunk_uses_what_nobody_is_promised() -> None:
     assert chunks == [64, 64, 64, 8, 1]  # enough free blocks: the budget is the only limit
 
 
+def test_a_long_chunk_leaves_to_others_what_they_are_promised() -> None:
+    engine = windowed_engine(12, 4, (8,), max_model_len=500, max_batched_tokens=64)
+    for rid in ("a", "b"):
+        submit(engine, distinct(150, ord(rid)), 2, rid)
+    outs = steps_until_idle(engine)
+    assert engine.counters().preemptions == 0
+    together = [out for out in outs if len(out.plan) == 2]
+    assert len(together) > 2
+    assert all(chunk.count > 0 for out in together for chunk in out.plan)
+
+
 def test_sequences_that_decode_keep_their_span_and_never_preempt_each_other() -> None:
     # Each alternates between two and three blocks; a fourth would fit for a moment and then be in the way.
     engine = windowed_engine(9, 4, (8,), max_model_len=500, prefix_caching=False)
@@ -187,6 +198,7 @@ def test_nothing_computed_before_a_reset_is_found_after_it() -> None:
     engine.step()
     assert engine.reset_prefix_cache() is ResetResult.PARTIAL
     engine.check()
+    assert engine.allocator.cache.leaves_first() == engine.allocator.cache._nodes() == []  # pyright: ignore
     engine.run()
     assert engine.counters().idle == 0
     assert serve(engine, distinct(13, 0)).cached_tokens == 0

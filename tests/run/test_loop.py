@@ -262,6 +262,14 @@ def test_an_error_of_ours_needs_no_traceback() -> None:
     assert (end.error, end.traceback) == ("the pool is too small", "")
 
 
+def test_no_memory_says_what_to_make_smaller_and_keeps_the_traceback() -> None:
+    loop, _, _ = make(ListSource([request(0)]), executor=BrokenExecutor(MemoryError()))
+    end = loop.run()
+    assert (end.status, end.exit_code) == ("failed", 1)
+    assert end.error == "out of memory: try fewer blocks (--num-blocks) or requests (--limit)"
+    assert "MemoryError" in end.traceback
+
+
 def test_an_outlet_that_fails_ends_the_run_and_the_others_see_all() -> None:
     class Full(ListOutlet):
         def send(self, events) -> None:

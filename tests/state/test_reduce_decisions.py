@@ -384,6 +384,20 @@ def test_status_notice_and_end() -> None:
     assert (state.notice, state.progress) == ("", None)
 
 
+def test_a_warning_outlives_what_is_being_done_and_that_ends_with_the_run() -> None:
+    started, work = RunStarted(run_id="r", manifest={"policy": "fcfs"}), Notice(t_ns=9, text="writing the tables")
+    end = RunEnded(t_ns=9, status="complete")
+    warned, quiet = RunState(), RunState()
+    for event in (started, Notice(t_ns=0, text="two rejected", level="warning"), work, end):
+        reduce(warned, event)
+    assert (warned.notice, warned.notice_level) == ("two rejected", "warning")
+    for event in (started, work):
+        reduce(quiet, event)
+    assert quiet.notice == "writing the tables"
+    reduce(quiet, end)
+    assert quiet.notice == ""
+
+
 def test_history_and_log_are_bounded() -> None:
     state = fold()
     for number in range(HISTORY_STEPS + 10):

@@ -52,6 +52,27 @@ def keyframe(*sequences: SequenceRow, blocks: list[BlockRow] | None = None, num_
     )
 
 
+async def test_a_timer_that_fires_while_the_screens_are_taken_apart_does_nothing():
+    app = app_with([started(), keyframe()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+    session = app.session
+    assert isinstance(session, FakeSession)
+    session.events.append(Notice(t_ns=0, text="too late"))
+    app.tick()
+    assert session.events
+
+
+async def test_without_prefix_caching_there_is_no_hit_rate_not_one_of_zero():
+    for caching, shown in ((True, "prefix hits 0.0 % of 374 tokens"), (False, "prefix hits prefix caching is off")):
+        frame = keyframe()
+        frame.totals["query_tokens"] = 374
+        app = app_with([started(prefix_caching=caching), frame])
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(pilot)
+            assert shown in screen_text(app)
+
+
 async def test_space_pauses_then_resumes_and_n_steps_only_while_paused():
     app = app_with([started(), keyframe()])
     async with app.run_test(size=(80, 24)) as pilot:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pseudo_terminal import RESTORED, PseudoTerminal
 
 from kvtop.engine.errors import UsageError
 from kvtop.tui.terminal import captured_stderr, check_terminal
@@ -35,58 +34,13 @@ assert session.started and session.stopped
 print("CODE", code, flush=True)
 sys.exit(code)
 """
-RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1003l")
 
 
-class Terminal:
-    """The program on a pseudo terminal of 80x24."""
+class Terminal(PseudoTerminal):
+    """The program on a pseudo terminal."""
 
     def __init__(self, *flags: str, **environment: str) -> None:
-        self.master, slave = pty.openpty()
-        env = {
-            **os.environ,
-            "TERM": "xterm-256color",
-            "LC_ALL": "C.UTF-8",
-            "COLUMNS": "80",
-            "LINES": "24",
-            **environment,
-        }
-        command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *flags]
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
-        )
-        os.close(slave)
-        self.output = b""
-
-    def read_until(self, wanted: bytes, timeout_s: float = 30.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while wanted not in self.output:
-            assert time.monotonic() < deadline_s, self.output[-2000:]
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.output += os.read(self.master, 65536)
-                except OSError:
-                    break
-        assert wanted in self.output, self.output[-2000:]
-
-    def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def wait(self) -> int:
-        """The exit code, with the rest of the output read."""
-        while self.process.poll() is None or select.select([self.master], [], [], 0)[0]:
-            try:
-                if select.select([self.master], [], [], 0.05)[0]:
-                    self.output += os.read(self.master, 65536)
-            except OSError:
-                break
-        return self.process.wait(10)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
+        super().__init__([sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *flags], **environment)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_sharing_only_keeps_the_rows_of_conversations_that_go_on():
     kept = load("default")
     start = next(r.arrival_ns for r in whole.rows if r.hash_ids == kept.rows[0].hash_ids)
     assert kept.num_requests == 378  # counted by a script of its own from the published file
-    assert kept.notices[0] == "sharing_only keeps 378 of 1,000 requests"
+    assert kept.notices[0] == "378 of 1,000 requests are served: those that share a prefix with another"
     by_ids = {(r.arrival_ns - start, r.hash_ids): r for r in whole.rows}
     for row in kept.rows:
         assert by_ids[(row.arrival_ns, row.hash_ids)].output_tokens == row.output_tokens

@@ -53,8 +53,8 @@ Every cell is a block: the keys and values of a fixed number of tokens.
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
 Blocks of the request selected in the table are marked. Enter on a
-block selects its owner in the table; again: its next owner. Where a small
-pool leaves room, the sequences that hold most of it are listed below."""
+block selects its owner in the table; again: its next owner. w tells the
+owner's whole life (of several: the one selected). Where a small pool leaves room, the sequences that hold most of it are listed below."""
 
     _shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
 
@@ -201,6 +201,5 @@ def _owners_line(state: RunState, block: int, owners: list[list[str]], width: in
 def _position(state: RunState, block: int, owner: str) -> int | None:
     """Index of ``block`` in its owner's block table."""
     seq = state.sequences.get(owner)
-    if seq is None or block not in seq.table:
-        return None
-    return seq.table.index(block)
+    table = next((t for t in seq.tables if block in t), None) if seq is not None else None
+    return None if table is None else table.index(block)

@@ -92,11 +92,11 @@ copies       blocks copied because branches that shared them diverged"""
     def _totals(self, frame: Frame, width: int) -> list[Line]:
         totals = frame.state.totals
         queried, hit = totals.get("query_tokens", 0), totals.get("hit_tokens", 0)
-        if queried:
-            rate: Line = [(percent(hit, queried), "good" if hit else "text")]
+        if frame.state.manifest.get("prefix_caching") is False:
+            rate: Line = [("prefix caching is off", "soft")]
+        elif queried:
+            rate = [(percent(hit, queried), "good" if hit else "text")]
             rate += [(f" of {short(queried)}{' prompt' if width >= 44 else ''} tokens", "soft")]
-        elif frame.state.manifest.get("prefix_caching") is False:
-            rate = [("prefix caching is off", "soft")]
         else:
             rate = [("no lookups yet", "soft")]
         events: Line = []

@@ -33,6 +33,12 @@ _STATES = {"running": ("running", "good"), "waiting": ("waiting", "warn"), "pree
 _DONE = "\x00done:"  # ids of finished rows; no live id holds a NUL on the screen
 
 
+def request_of(row_id: str) -> tuple[str, bool]:
+    """Which request or branch a row of the table stands for, and whether it has ended."""
+    return row_id.removeprefix(_DONE), row_id.startswith(_DONE)
+
+
+
 class RequestsPanel(Panel):
     """Running sequences first, then the queue, then what finished last."""
 
@@ -48,7 +54,9 @@ output     tokens so far / at most
 computed   positions computed / tokens known now
 blocks     blocks it holds, shared ones included
 preempted  how often it lost its blocks
-A waiting row says what it needs, what there is, and who is in the way."""
+A waiting row says what it needs, what there is, and who is in the way.
+w tells the whole life of the selected one: why it waited and for whom,
+where its prefix match ended, what a preemption cost it."""
 
     class Chosen(Message):
         """Another sequence is selected (None: none, or a finished one)."""
@@ -101,7 +109,8 @@ def _cells(row: str, state: RunState, done: dict[str, RequestEvent]) -> list[Cel
 def _live_cells(seq: SequenceState, state: RunState) -> list[Cell]:
     plain = "text" if seq.state == "running" else "soft"
     ttft = None if seq.t_first_token_ns is None else seq.t_first_token_ns - seq.t_sched_ns
-    holds = bool(seq.table)
+    num_held = seq.num_held
+    holds = num_held > 0
     return [
         (clean(seq.seq_id), "strong" if seq.state == "running" else "text"),
         _STATES.get(seq.state, (clean(seq.state), "soft")),
@@ -113,7 +122,7 @@ def _live_cells(seq: SequenceState, state: RunState) -> list[Cell]:
         (_count(seq.num_preemptions), "warn" if seq.num_preemptions else "faint"),
         (_count(seq.cached_tokens) if holds else "", plain if seq.cached_tokens else "faint"),
         (f"{_count(seq.num_computed)}/{_count(seq.num_tokens)}" if holds else "", plain),
-        (_count(len(seq.table)) if holds else "", plain),
+        (_count(num_held) if holds else "", plain),
         (activity(seq, state), "soft" if seq.state == "running" else "warn"),
     ]
 

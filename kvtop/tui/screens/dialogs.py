@@ -31,13 +31,14 @@ class TextDialog(ModalScreen[None]):
     ]
     KEYS = "arrows PgUp PgDn  scroll    Esc  close"
 
-    def __init__(self, title: str, text: str, *, bad: bool = False) -> None:
+    def __init__(self, title: str, text: str, *, wide: bool = False, bad: bool = False) -> None:
         super().__init__()
-        self._title, self._text, self._bad = title, text, bad
+        self._title, self._text = title, text
+        self._kind = "dialog wide bad" if bad else "dialog wide" if wide else "dialog"
 
     def compose(self) -> ComposeResult:
         show = to_ascii if getattr(self.app, "ascii", False) else str
-        with Vertical(classes="dialog wide bad" if self._bad else "dialog"):
+        with Vertical(classes=self._kind):
             yield Static(show(self._title), classes="dialog-title", markup=False)
             with VerticalScroll(can_focus=False):
                 yield Static(show(self._text), markup=False)

@@ -11,10 +11,12 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from kvtop.state.request_logs import RequestLog
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels import PANELS, Panel
 from kvtop.tui.panels.base import panel_of
-from kvtop.tui.panels.requests import RequestsPanel, describe_counts
+from kvtop.tui.panels.requests import RequestsPanel, describe_counts, request_of
+from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.text import whole
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import HeaderBar, status_span
@@ -38,6 +40,7 @@ class LiveScreen(FrameScreen):
         Binding("z", "zoom", "zoom", tooltip="the focused panel alone, and back"),
         Binding("tab", "app.focus_next", "panel", key_display="tab", tooltip="next panel (Shift+Tab: previous)"),
         Binding("shift+tab", "app.focus_previous", show=False),
+        Binding("w", "why", "why", tooltip="the whole life of a request, and why it waits now"),
         Binding("escape", "zoom_out", show=False),
     ]
     AUTO_FOCUS = "BlockMap"
@@ -46,6 +49,7 @@ class LiveScreen(FrameScreen):
         super().__init__()
         self._frame: Frame | None = None
         self._chosen: str | None = None  # sequence whose blocks are underlined
+        self._can_tell = False  # the footer has the key for it
 
     def compose(self) -> ComposeResult:
         yield HeaderBar(id="header")
@@ -71,6 +75,7 @@ class LiveScreen(FrameScreen):
         for panel in self.query(Panel):
             panel.update_frame(frame)
         self._light_chosen()
+        self._update_keys()
 
     def _summary(self, frame: Frame) -> list[Line]:
         """What a screen too small for panels says."""
@@ -98,20 +103,60 @@ class LiveScreen(FrameScreen):
     def _on_chosen(self, event: RequestsPanel.Chosen) -> None:
         self._chosen = event.seq_id
         self._light_chosen()
+        self._update_keys()
 
     def _light_chosen(self) -> None:
         seq = self._frame.state.sequences.get(self._chosen) if self._frame and self._chosen else None
-        self.query_one(BlockMap).light(frozenset(seq.table if seq else ()))
+        self.query_one(BlockMap).light(frozenset(seq.held if seq else ()))
 
     @on(BlockMap.Opened)
     def _on_opened(self, event: BlockMap.Opened) -> None:
-        pool = self._frame.state.pool if self._frame else None
-        owners = pool.owners[event.block] if pool else []
-        if owners:
+        if owners := self._owners_under_cursor():
             table = self.query_one(LineTable)
             # A block with several owners: each Enter goes to the next one.
             after = owners.index(table.selected) + 1 if table.selected in owners else 0
             table.select(owners[after % len(owners)])
+
+    def _owners_under_cursor(self) -> list[str]:
+        """Who holds the block under the cursor; where a cell is several blocks, who holds any of them."""
+        pool, block_map = self._frame.state.pool if self._frame else None, self.query_one(BlockMap)
+        if pool is None:
+            return []
+        first = block_map.cursor // block_map.grid.density * block_map.grid.density
+        return list(
+            dict.fromkeys(name for names in pool.owners[first : first + block_map.grid.density] for name in names)
+        )
+
+    # Why -----------------------------------------------------------------------------------------------------
+
+    def _told(self) -> tuple[RequestLog, str] | None:
+        """Whose life there is to tell: of the selected row, or of the one that holds the block under the cursor."""
+        if self._frame is None or self.is_too_small:
+            return None
+        name, ended, table = None, False, self.query_one(LineTable)
+        if self.focused is table and table.selected is not None:
+            name, ended = request_of(table.selected)
+        elif isinstance(self.focused, BlockMap) and (owners := self._owners_under_cursor()):
+            name = table.selected if table.selected in owners else owners[0]
+        log = self._frame.state.logs.find(name, ended=ended) if name is not None else None
+        return (log, name) if log is not None and name is not None else None
+
+    def _update_keys(self) -> None:
+        if self._can_tell != (self._told() is not None):
+            self._can_tell = not self._can_tell
+            self.refresh_bindings()
+
+    @on(BlockMap.Moved)
+    def _on_moved(self) -> None:
+        self._update_keys()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that do not apply are absent from the footer and do nothing."""
+        return self._told() is not None if action == "why" else True
+
+    def action_why(self) -> None:
+        if self._frame is not None and (told := self._told()) is not None:
+            self.app.push_screen(WhyScreen(self._frame.state, *told))
 
     # Zoom ----------------------------------------------------------------------------------------------------
 

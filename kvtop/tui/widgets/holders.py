@@ -20,11 +20,11 @@ def holder_lines(frame: Frame, width: int, height: int) -> list[Line]:
         return []
     air: list[Line] = [[]] if height >= 8 else []
     height -= len(air)
-    holders = [seq for seq in frame.state.sequences.values() if seq.table]
-    top = nlargest(height - 1, holders, key=lambda seq: len(seq.table))
+    holders = [seq for seq in frame.state.sequences.values() if seq.num_held]
+    top = nlargest(height - 1, holders, key=lambda seq: seq.num_held)
     if not top:
         return [*air, [("nobody holds a block", "soft")]]
-    most = len(top[0].table)
+    most = top[0].num_held
     heading = f"{'held most by':<14}{'blocks':>6}{'of pool':>9}"
     return [
         *air,
@@ -34,8 +34,8 @@ def holder_lines(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _line(seq: SequenceState, pool: PoolState, most: int, room: int) -> Line:
-    held = len(seq.table)
-    shared = sum(1 for block in seq.table if pool.refcount[block] > 1)
+    held = seq.num_held
+    shared = sum(1 for block in seq.held if pool.refcount[block] > 1)
     length = max(1, held * room // most)
     part = min(length, -(-shared * length // held))
     return [

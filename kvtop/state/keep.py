@@ -1,0 +1,148 @@
+"""Fold decisions into the log of the request they are about, and of others who have to tell of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from kvtop.engine.events import Decision, StepEvent
+from kvtop.state.model import RunState
+from kvtop.state.request_logs import Entry, RequestLog, known
+
+Keep = Callable[[RunState, StepEvent, Decision], None]
+
+
+def _log_of(state: RunState, seq_id: str) -> RequestLog | None:
+    seq = state.sequences.get(seq_id)
+    return None if seq is None else state.logs.live.get(seq.request_id)
+
+
+def _arrived(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = state.logs.arrived(decision[1], state.arrivals.get(decision[1]))
+    log.add(Entry(event.step, decision))
+
+
+def _rejected(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = state.logs.arrived(decision[1], state.arrivals.get(decision[1]), num_live=0)
+    log.add(Entry(event.step, decision))
+    log.last_step = event.step
+
+
+def _own(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.add(Entry(event.step, decision))
+
+
+def _lookup(state: RunState, event: StepEvent, decision: Decision) -> None:
+    """Also told by the one who evicted the block it missed."""
+    _own(state, event, decision)
+    if decision[3] == "evicted" and decision[4]:
+        _beside(state, event, decision, decision[4])
+
+
+def _preempted(state: RunState, event: StepEvent, decision: Decision) -> None:
+    """Also told by the one it was preempted for."""
+    _own(state, event, decision)
+    if decision[3]:
+        _beside(state, event, decision, decision[3])
+
+
+def _beside(state: RunState, event: StepEvent, decision: Decision, other: str) -> None:
+    seq = state.sequences.get(other)
+    log = state.logs.live.get(seq.request_id) if seq is not None else state.logs.find(other)
+    if log is not None and log is not _log_of(state, decision[1]):
+        log.add_beside(Entry(event.step, decision))
+
+
+def _skipped(state: RunState, event: StepEvent, decision: Decision) -> None:
+    other = state.sequences.get(decision[3]) if decision[3] else None
+    entry = Entry(event.step, decision, held_blocks=other.num_held if other is not None else None)
+    state.logs.refusals.append(entry)
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.add(entry)
+
+
+def _forked(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = _log_of(state, decision[1])
+    if log is None:
+        return
+    log.num_live += 1
+    log.add(Entry(event.step, decision))
+    if count := _given(state, event)[decision[1]]:
+        log.add(Entry(event.step, ("alloc", decision[1]), count=count))
+
+
+def _given(state: RunState, event: StepEvent) -> Counter[str]:
+    """Blocks that each sequence was given in this step; counted once for all that are born in it."""
+    cached = state.logs.given
+    if cached is None or cached[0] is not event:
+        given = Counter(decision[1] for decision in event.decisions if decision[0] in ("alloc", "share"))
+        cached = state.logs.given = (event, given)
+    return cached[1]
+
+
+def _ended(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.num_live -= 1
+        log.last_step = event.step
+        log.add(Entry(event.step, decision))
+
+
+def _share(state: RunState, event: StepEvent, decision: Decision) -> None:
+    if decision[5] != "fork" and (log := _log_of(state, decision[1])) is not None:
+        log.add_share(decision, event.step)
+
+
+def _copy(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.add_beside(Entry(event.step, decision))
+
+
+def _publish(state: RunState, event: StepEvent, decision: Decision) -> None:
+    state.logs.publisher[decision[3]] = decision[1]
+
+
+def _evict(state: RunState, event: StepEvent, decision: Decision) -> None:
+    owner = state.logs.publisher.pop(decision[3], None)
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.add_eviction(decision, event.step, owner)
+
+
+KEEP: dict[str, Keep] = {
+    "arrived": _arrived,
+    "rejected": _rejected,
+    "lookup": _lookup,
+    "admitted": _own,
+    "resumed": _own,
+    "skipped": _skipped,
+    "forked": _forked,
+    "first_token": _own,
+    "preempted": _preempted,
+    "finished": _ended,
+    "aborted": _ended,
+    "share": _share,
+    "copy": _copy,
+    "publish": _publish,
+    "evict": _evict,
+}
+"""Each is called after the decision has been folded into the pool and the sequences."""
+
+
+def end_step(state: RunState, event: StepEvent) -> None:
+    """Remember when the step was; requests whose generation of entries is full begin another."""
+    logs = state.logs
+    logs.end_step(event)
+    if not logs.full:
+        return
+    for log in {id(log): log for log in logs.full}.values():
+        if not log.num_live:
+            continue
+        live = [seq for seq in state.sequences.values() if seq.request_id == log.request_id]
+        rows = [known(seq.seq_id, seq.state, seq.num_tokens, seq.num_computed) for seq in live]
+        log.begin_generation(rows, event.step + 1)
+    logs.full.clear()

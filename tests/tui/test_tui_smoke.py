@@ -1,0 +1,61 @@
+"""What ``make run`` starts, whole: command line, engine in a process of its own, screen, keys, end."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from pseudo_terminal import RESTORED, PseudoTerminal
+
+WORKLOAD = ("-w", "mooncake-conversation", "--length-scale", "0.0625", "--limit", "10", "--num-blocks", "256")
+
+
+@contextmanager
+def kvtop(*words: str) -> Iterator[PseudoTerminal]:
+    command = [sys.executable, "-m", "kvtop", *words, *WORKLOAD]
+    with closing(PseudoTerminal(command, OMP_NUM_THREADS="1")) as screen:
+        yield screen
+
+
+def status(run_dir: Path) -> str:
+    return json.loads((run_dir / "run.json").read_text())["status"]
+
+
+@pytest.mark.parametrize("executor", [("--executor", "null"), ("-m", "tiny", "--device", "cpu")], ids=["null", "tiny"])
+def test_the_pool_is_shown_stepped_resumed_and_left_in_order(tmp_path: Path, executor: tuple[str, ...]) -> None:
+    with kvtop("live", "--paused", *executor, "--record", str(tmp_path / "run")) as screen:
+        screen.wait_for("paused   step 0", 90.0)
+        shown = screen.wait_for("256 blocks of 16 tokens")
+        assert "held by nobody" in shown
+        assert "0 ...................." in shown
+        screen.press(b"n")
+        screen.wait_for("held by r0")  # the cursor stands on the first block
+        shown = screen.wait_for("r0         running")
+        assert re.search("^ +0 [▪2-9]▪", shown, re.MULTILINE)
+        assert "paused" in shown
+        screen.press(b"?")
+        screen.wait_for("\n╰──")  # the last row: the whole help is there
+        screen.press(b"\x1b")
+        screen.wait_for("space resume")
+        screen.press(b" ")
+        screen.wait_for("1 finished")
+        screen.press(b"q")
+        assert screen.wait() == 0
+        assert all(code in screen.output for code in RESTORED)
+        assert b"Traceback" not in screen.output
+    assert status(tmp_path / "run") in ("complete", "interrupted")
+    assert (tmp_path / "run" / "requests.parquet").exists()
+
+
+def test_a_run_goes_to_its_end_and_stays_on_the_screen(tmp_path: Path) -> None:
+    with kvtop("--executor", "null", "--record", str(tmp_path / "run")) as screen:
+        screen.wait_for("complete")
+        screen.wait_for("10 finished")
+        screen.press(b"q")
+        assert screen.wait() == 0
+    assert status(tmp_path / "run") == "complete"
