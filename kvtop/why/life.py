@@ -13,7 +13,6 @@ from kvtop.why.log import Log
 from kvtop.why.waits import Wait, stretches, tell
 from kvtop.why.words import ending, many, match_end, rejection
 
-
 DROPPED = "dropped"  # status of a run whose events a reader could not follow
 
 
@@ -298,7 +297,7 @@ class Life:
         status = self.log.facts.run.get("status")
         going_on = status in (None, "running")
         text = f"{state} now" if going_on else f"cut off by the end of the run while {state}"
-        text = f"the log breaks off here, while {state}: events were dropped" if status == DROPPED else text
+        text = f"the log breaks off here, events were dropped: {state}" if status == DROPPED else text
         output = self.num_known - self._num_prompt
         said = f"{text}, after {many(output, 'token')}", {"output_tokens": output, "state": state}
         self.say("now" if going_on else "cut_off", last.step if last else None, last.t_done_ns if last else None, said)

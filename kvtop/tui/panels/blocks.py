@@ -54,7 +54,8 @@ A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
 Blocks of the request selected in the table are marked. Enter on a
 block selects its owner in the table; again: its next owner. w tells the
-owner's whole life (of several: the one selected). Where a small pool leaves room, the sequences that hold most of it are listed below."""
+life of the owner; of several: of the one selected. Where a small pool
+leaves room, the sequences that hold most of it are listed below."""
 
     _shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
 

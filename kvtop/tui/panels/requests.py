@@ -38,7 +38,6 @@ def request_of(row_id: str) -> tuple[str, bool]:
     return row_id.removeprefix(_DONE), row_id.startswith(_DONE)
 
 
-
 class RequestsPanel(Panel):
     """Running sequences first, then the queue, then what finished last."""
 

@@ -42,6 +42,7 @@ class BlockMap(DrawnWidget, can_focus=True):
             "up,k",
             "move(0,-1)",
             "move",
+            show=False,  # the footer has no room for what goes without saying
             key_display="arrows",
             tooltip="move the cursor (or hjkl, PgUp, PgDn, Home, End)",
         ),
