@@ -19,11 +19,18 @@ class Builtin(msgspec.Struct, frozen=True):
 
 
 BUILTINS: dict[str, Builtin] = {
-    # 1.1 requests/s of 460 prompt tokens on average, half of them in the cache once conversations return, keep a 135M
-    # model on two cores busy. Arrivals come in bursts 3 s apart, so a queue forms and drains.
+    # 0.4 requests/s of 460 prompt tokens on average, half of them in the cache once conversations return: a 135M model
+    # on two cores computes 200 to 400 prompt tokens/s. Arrivals come in bursts, so a queue forms and drains.
     "default": Builtin(
-        "the conversations of several turns in the Mooncake slice, lengths / 32: about 1.1 requests/s for a small CPU",
-        Recipe(name="default", path=MOONCAKE_SLICE, format="mooncake", sharing_only=True, length_scale=1 / 32),
+        "conversations of several turns of the Mooncake slice, lengths / 32, gaps x 3: 0.4 requests/s for a small CPU",
+        Recipe(
+            name="default",
+            path=MOONCAKE_SLICE,
+            format="mooncake",
+            sharing_only=True,
+            time_scale=3.0,
+            length_scale=1 / 32,
+        ),
     ),
     "mooncake-conversation": Builtin(
         "first 1,000 requests of the Mooncake conversation trace, as recorded (14k prompt tokens on average)",

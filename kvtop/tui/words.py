@@ -17,9 +17,10 @@ STATUS = {
 
 def wait_reason(seq: SequenceState, state: RunState) -> str:
     """Why ``seq`` waits, with the numbers and the one who is in the way."""
-    need, have, blocker = seq.need_blocks, seq.have_blocks, clean(seq.wait_blocker)
+    reason, who = state.wait_reason(seq)
+    need, have, blocker = seq.need_blocks, seq.have_blocks, clean(who)
     blocks = "" if need is None or have is None else f"needs {plural(need, 'block')}, "
-    match seq.wait_reason:
+    match reason:
         case "no_blocks":
             return f"{blocks}{have:,} available" if blocks else "not enough blocks available"
         case "pinned":

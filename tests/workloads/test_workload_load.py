@@ -46,7 +46,7 @@ def test_the_default_workload_is_made_for_a_small_cpu():
     workload = load("default")
     mean = sum(r.prompt_tokens for r in workload.rows) / workload.num_requests
     assert 200 < mean < 600
-    assert 0.5 < workload.num_requests / (workload.span_ns / 1e9) < 2
+    assert 0.2 < workload.num_requests / (workload.span_ns / 1e9) < 0.6
 
 
 def test_a_users_scales_multiply_those_of_a_builtin():
@@ -63,7 +63,7 @@ def test_sharing_only_keeps_the_rows_of_conversations_that_go_on():
     start = next(r.arrival_ns for r in whole.rows if r.hash_ids == kept.rows[0].hash_ids)
     assert kept.num_requests == 378  # counted by a script of its own from the published file
     assert kept.notices[0] == "378 of 1,000 requests are served: those that share a prefix with another"
-    by_ids = {(r.arrival_ns - start, r.hash_ids): r for r in whole.rows}
+    by_ids = {(3 * (r.arrival_ns - start), r.hash_ids): r for r in whole.rows}  # gaps x 3
     for row in kept.rows:
         assert by_ids[(row.arrival_ns, row.hash_ids)].output_tokens == row.output_tokens
         assert sum(not set(row.hash_ids[1:]).isdisjoint(other.hash_ids) for other in whole.rows) >= 2
