@@ -23,7 +23,7 @@ test-slow: setup-dev  ## the tests that take minutes
 check: setup-dev  ## lint, format, types, layering and all tests
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) -m pyright
+	$(PY) -m pyright --pythonpath $(PY)
 	$(PY) -m pytest $(ARGS)
 
 format: setup-dev  ## put the code into the house's format

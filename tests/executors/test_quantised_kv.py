@@ -49,7 +49,7 @@ def answers(executor: TorchExecutor, num_output: int = 16, **config: Any) -> lis
     if "host_blocks" in config:
         assert engine.counters().preemptions > 0
         assert engine.counters().restored_tokens > 0
-    return [engine.request(rid).output for rid in ids]
+    return [list(engine.request(rid).output) for rid in ids]
 
 
 def agreement(some: list[list[int]], others: list[list[int]]) -> float:
@@ -65,7 +65,7 @@ def next_tokens(executor: TorchExecutor, texts: list[list[int]]) -> list[list[in
     engine = Engine(EngineConfig(num_blocks=400, max_batched_tokens=512, prefix_caching=False), executor)
     ids = [engine.submit(text, SamplingParams(max_tokens=1)) for text in texts]
     engine.run()
-    return [engine.request(rid).output for rid in ids]
+    return [list(engine.request(rid).output) for rid in ids]
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -250,7 +250,7 @@ def test_the_null_executor_stores_nothing_to_quantise(tmp_path: Path, capsys: py
             engine={"kv_dtype": "int8"}, executor="null", executor_params={}, model="", device="", **sizes,
             recorder=Recorder(), progress=lambda text, _: None,
         )  # fmt: skip
-    words = ["bench", "-w", "chat", "--executor", "null", "-o", str(tmp_path), "--kv-dtype"]
+    words = ["bench", "-w", "default", "--executor", "null", "-o", str(tmp_path), "--kv-dtype"]
     assert main([*words, "int8"]) == 2
     assert "--kv-dtype int8: the null executor has no model" in capsys.readouterr().err
     assert main([*words, "int7"]) == 2

@@ -172,10 +172,10 @@ class Case:
         return dict(zip([r.key for r in batch.rows], out.split([r.count for r in batch.rows]), strict=True))
 
     def oracle(self, i: int, **options) -> np.ndarray:
-        pools = [read(store).double().numpy() for store in self.pool.stores[0]]
+        k_pool, v_pool = (read(store).double().numpy() for store in self.pool.stores[0])
         queries, start = self.qkv[i][0], self.spans[i][0]
-        args = (queries[start:].double().numpy(), *pools, self.tables[i], start)
-        return paged_attention(*args, scaling=SCALING, **options).value
+        new = queries[start:].double().numpy()
+        return paged_attention(new, k_pool, v_pool, self.tables[i], start, scaling=SCALING, **options).value
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)

@@ -7,6 +7,7 @@ import pytest
 from tui_fakes import app_with, recorded, settled
 
 from kvtop.engine.events import Paused, RunEnded
+from kvtop.tui.widgets.line_table import LineTable
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -64,3 +65,19 @@ def test_ascii(snap_compare):
 def test_no_colour(snap_compare, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=settled)
+
+
+def test_why(snap_compare):
+    """A request that was preempted and waits again."""
+
+    async def before(pilot):
+        await settled(pilot)
+        waiting = [i for i, seq in pilot.app.state.sequences.items() if seq.state != "running"]
+        table = pilot.app.screen.query_one(LineTable)
+        table.focus()
+        table.select(waiting[0])
+        await settled(pilot)
+        await pilot.press("w")
+        await settled(pilot)
+
+    assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)

@@ -94,7 +94,7 @@ async def test_an_open_dialog_follows_the_run_to_the_end_of_the_request():
         await pilot.press("w")
         await settled(pilot)
         await settled(pilot, *crowd.steps(20))
-        for _ in range(50):  # no more often than the screen is drawn
+        for _ in range(500):  # no more often than the screen is drawn
             await pilot.pause(0.02)
             if "ended with all 4 tokens it asked for" in shown(app):
                 break
