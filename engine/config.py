@@ -83,7 +83,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.chunked_prefill and self.max_batched_tokens < self.effective_len - 1:
             raise ConfigError(
                 f"without chunked prefill a step must hold a whole prompt: max_batched_tokens is "
-                f"{self.max_batched_tokens}, prompts can have {self.effective_len - 1} tokens"
+                f"{self.max_batched_tokens}, prompts can have {self.effective_len - 1} tokens "
+                f"(raise max_batched_tokens or lower max_model_len)"
             )
 
     def _check_groups(self) -> None:

@@ -121,6 +121,7 @@ class Engine:
     def submit_spec(self, spec: RequestSpec) -> str:
         """As ``submit``, for a request as workloads hand it over. A refused one is recorded as rejected."""
         now = self.clock.now_ns()
+        check_tokens(spec.prompt)
         if spec.request_id in self._requests or spec.request_id in self._sequences:
             # Not recorded: the stream already has a live request of this name.
             raise InvalidRequest(f"request id {spec.request_id!r} is in use")
@@ -177,8 +178,8 @@ class Engine:
         vocab = getattr(self.executor, "vocab_size", None)
         low, high = min(spec.prompt), max(spec.prompt)
         if low < 0 or (vocab is not None and high >= vocab):
-            bad = low if low < 0 else high
-            raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {vocab})")
+            bad, last = (low if low < 0 else high), "" if vocab is None else vocab - 1
+            raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {last})")
         if spec.params.stop:
             raise InvalidRequest(f"request {request_id!r}: stop strings need a tokenizer; use stop_token_ids")
         if spec.params.prompt_logprobs:
@@ -404,3 +405,12 @@ class Engine:
 
     def close(self) -> None:
         self.executor.close()
+
+
+def check_tokens(prompt: object) -> None:
+    """Raises InvalidRequest for a prompt that is not a sequence of integers."""
+    if not isinstance(prompt, Seq) or isinstance(prompt, str | bytes):
+        raise InvalidRequest(f"prompt is {type(prompt).__name__}, expected a sequence of token ids")
+    if not set(map(type, prompt)) <= {int}:
+        index, bad = next((i, token) for i, token in enumerate(prompt) if type(token) is not int)
+        raise InvalidRequest(f"prompt[{index}] is {bad!r}, expected a token id (an integer)")

@@ -17,6 +17,7 @@ from kvtop.engine.types import Executor, RequestSpec
 from kvtop.engine.windows import Windows
 
 if TYPE_CHECKING:
+    from kvtop.engine.executors.torch_executor import TorchExecutor
     from kvtop.engine.executors.torch_layout import ModelGroups
 
 Progress = Callable[[str, float | None], None]
@@ -27,7 +28,8 @@ EXECUTORS = {
     "null": "no model, virtual time: every step costs the same",
 }
 
-DEFAULT_KV_MEMORY_BYTES = 512 * 1024**2  # with neither num_blocks nor kv_memory_bytes given
+UTILISATION = 0.9  # of a GPU's memory, for weights, one step and blocks together
+DEFAULT_KV_MEMORY_BYTES = 512 * 1024**2  # on a CPU, with neither num_blocks nor kv_memory_bytes given
 # A step of 512 prompt tokens takes a 135M model over a second on two cores: nobody would see a token in between.
 CPU_SIZES = {"max_batched_tokens": 128, "max_num_seqs": 32}
 DEFAULT_BLOCK_SIZE = EngineConfig(num_blocks=1).block_size
@@ -120,17 +122,20 @@ def _build_torch(
         raise ConfigError(f"max_model_len is {asked}, the model {model_info.name} reaches {longest}")
     kv_groups = _kv_groups(engine, executor.groups, longest if asked is None else asked, progress)
     per_block = executor.kv_bytes_per_block(block_size, kv_groups)
-    if num_blocks is None:
-        budget = DEFAULT_KV_MEMORY_BYTES if kv_memory_bytes is None else kv_memory_bytes
-        num_blocks = int(budget // per_block)
-        if num_blocks < 1:
-            raise ConfigError(
-                f"KV memory of {budget:,} bytes holds no block: one block of {block_size} tokens takes {per_block:,}"
-            )
     values = {"max_model_len": longest, "eos_token_ids": list(model_info.eos_token_ids), **engine}
     values["kv_groups"] = kv_groups
     if model_info.device == "cpu":
         values = {**CPU_SIZES, **values}
+    memory: dict[str, int] = {}
+    if num_blocks is None:
+        if kv_memory_bytes is None:
+            kv_memory_bytes, memory = _measure(executor, values, progress)
+        num_blocks = int(kv_memory_bytes // per_block)
+        if num_blocks < 1:
+            raise ConfigError(
+                f"KV memory of {kv_memory_bytes:,} bytes holds no block: "
+                f"one block of {block_size} tokens takes {per_block:,}"
+            )
     config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
     progress(f"allocating {num_blocks} blocks", None)
     executor.allocate(num_blocks, config.block_size, config.host_blocks, config.kv_groups)
@@ -144,7 +149,23 @@ def _build_torch(
         "kv_bytes_per_block": per_block,
         "vocab_size": model_info.vocab_size,
     }
-    return Built(built, {**describe(built, "torch"), **info}, model_info.vocab_size, executor.tokenizer)
+    return Built(built, {**describe(built, "torch"), **info, **memory}, model_info.vocab_size, executor.tokenizer)
+
+
+def _measure(executor: TorchExecutor, values: dict[str, Any], progress: Progress) -> tuple[int, dict[str, int]]:
+    """Bytes for the pool by measuring one full step, and the figures; on a CPU no more than the default.
+
+    Raises:
+        ConfigError: weights and one step leave nothing, with the numbers.
+    """
+    from kvtop.engine.executors.memory import profile
+
+    progress("measuring one full step", None)
+    found = profile(executor, EngineConfig.from_mapping({**values, "num_blocks": 1}))
+    left = found.kv_bytes(UTILISATION)
+    kv_bytes = min(left, DEFAULT_KV_MEMORY_BYTES) if executor.info.device == "cpu" else left
+    figures = {"weight_bytes": found.weights, "activation_bytes": found.activation, "kv_pool_bytes": kv_bytes}
+    return kv_bytes, figures
 
 
 def _kv_groups(engine: dict[str, Any], groups: ModelGroups, max_len: int | None, progress: Progress) -> Windows:

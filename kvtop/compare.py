@@ -27,7 +27,8 @@ MUST_AGREE = {
 
 CONFIGURATION = (
     "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode",
-    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "block_size_tokens", "num_blocks",
+    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "kv_dtype",
+    "block_size_tokens", "num_blocks",
     "max_num_seqs", "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model",
     "gpu", "cpu", "kvtop",
 )  # fmt: skip
@@ -272,7 +273,8 @@ def _name(columns: list[Column]) -> None:
 
 
 _BARE = {  # their values speak for themselves
-    "workload", "allocator", "eviction", "batch_policy", "victim", "executor", "model", "device", "dtype", "clock",
+    "workload", "allocator", "eviction", "batch_policy", "victim", "executor", "model", "device", "dtype", "kv_dtype",
+    "clock",
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def profile(executor: TorchExecutor, config: EngineConfig) -> MemoryProfile:
     num_tokens = min(config.max_batched_tokens, (config.max_model_len or config.max_batched_tokens + 1) - 1)
     num_blocks = -(-num_tokens // config.block_size)
     executor.allocate(num_blocks, config.block_size, 0, config.kv_groups)
-    for tensor in (*executor.pool.k.values(), *executor.pool.v.values()):
+    for tensor in executor.pool.tensors:
         tensor.zero_()  # memory that was never written is not resident yet, and would count as activation
     chunk = _largest_chunk(num_tokens, num_blocks, len(config.kv_groups))
     weights = executor.info.weight_bytes

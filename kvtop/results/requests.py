@@ -103,7 +103,7 @@ def _derive(row: dict[str, Any]) -> dict[str, Any]:
     row["prefill_ns"] = minus("t_first_token_ns", "t_first_sched_ns")
     row["ttft_ns"] = minus("t_first_token_ns", "t_sched_ns")
     row["ttft_submit_ns"] = minus("t_first_token_ns", "t_submit_ns")
-    row["e2e_ns"] = minus("t_done_ns", "t_sched_ns")
+    row["e2e_ns"] = None if row["status"] == "rejected" else minus("t_done_ns", "t_sched_ns")
     row["phase"] = "steady"
     return row
 

@@ -467,3 +467,22 @@ def test_the_stream_of_a_whole_run_is_in_order() -> None:
         if isinstance(event, StepEvent):
             for kind, *fields in event.decisions:
                 assert kind != "finished" or ended[fields[0]] > i
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (None, "prompt is NoneType, expected a sequence of token ids"),
+        ("abc", "prompt is str"),
+        (["a"], r"prompt\[0\] is 'a', expected a token id"),
+        ([1, 1.5], r"prompt\[1\] is 1\.5"),
+        ([1, -1], "token id -1 is outside the vocabulary"),
+    ],
+)
+def test_a_prompt_that_is_no_list_of_token_ids_is_refused_and_the_next_one_works(prompt, words):
+    engine = Engine(EngineConfig(num_blocks=4, block_size=4), NullExecutor())
+    with pytest.raises(InvalidRequest, match=words):
+        engine.submit(prompt)
+    rid = engine.submit([1, 2], SamplingParams(max_tokens=2))
+    engine.run()
+    assert engine.request(rid).output == (1000, 1001)

@@ -52,7 +52,7 @@ def test_live_and_ended_requests_are_told_as_by_the_whole_stream(name: str, bran
     scenario = crowded(3, branches=branches, **CONFIGS[name])
     compared = 0
     for number, (state, seen) in enumerate(by_step(scenario)):
-        if number % 7:
+        if number % 23:  # each comparison folds the whole stream anew
             continue
         for request in [*state.logs.live, *state.logs.ended, *state.sequences]:
             facts = facts_of(seen, request, {**scenario.run, "status": "running"})
@@ -61,7 +61,7 @@ def test_live_and_ended_requests_are_told_as_by_the_whole_stream(name: str, bran
                 facts.request["t_first_sched_ns"] = state.logs.live[request].t_first_sched_ns  # type: ignore[index]
             assert now(state, request) == explain(facts), f"{request}, step {number}"
             compared += 1
-    assert compared > 100
+    assert compared > 30
 
 
 def test_the_engines_time_of_first_computing_is_known_before_the_end() -> None:
