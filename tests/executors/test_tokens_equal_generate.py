@@ -190,6 +190,23 @@ def test_smollm2(smollm2: TorchExecutor, smollm2_greedy: Greedy, case: str) -> N
     assert (served.engine.counters().preemptions > 0) == (kind == "preempted")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("kind", ["cached-roomy", "cached-tight", "uncached-roomy", "uncached-tight", "contiguous"])
+def test_smollm2_whole_matrix(smollm2: TorchExecutor, smollm2_greedy: Greedy, kind: str, budget: int) -> None:
+    """Eight lengths together on the real model: caching, chunk budgets, forced preemption, paged and contiguous."""
+    prompts = prompts_of(LENGTHS, smollm2.vocab_size, seed=11)
+    caching, _, pool = kind.partition("-")
+    options = (
+        {"num_blocks": 3 * 41, "max_model_len": 656, "allocator": "contiguous-max"}
+        if kind == "contiguous"
+        else {"num_blocks": roomy(48) if pool == "roomy" else tight(48), "prefix_caching": caching == "cached"}
+    )
+    served = serve(smollm2, prompts, 48, max_batched_tokens=budget, **options)
+    assert_all_equal(smollm2_greedy, prompts, served, 48)
+    assert (served.engine.counters().preemptions > 0) == (pool == "tight")
+
+
 def test_smollm2_knows_the_capital_of_france(smollm2: TorchExecutor) -> None:
     prompt = smollm2.encode_chat("What is the capital of France?")
     smollm2.allocate(16, 16)
