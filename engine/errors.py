@@ -10,7 +10,6 @@
     │   ├── RequestTooLong       prompt >= effective length, with both numbers
     │   └── QueueFull            max_queue is reached
     ├── EngineStalled            no request can advance; names the blocker
-    ├── RunFailed                the engine's process died; carries its traceback
     └── InvariantError           a bug of ours: the pool, the tree or the tables disagree
 
 A message is one line, and says what was found, what was expected and, for names, the nearest valid one.
@@ -91,14 +90,6 @@ class QueueFull(InvalidRequest):
 
 class EngineStalled(KvtopError):
     """Requests wait, none can advance, and nothing outside is due to change that."""
-
-
-class RunFailed(KvtopError):
-    """The engine's process ended unexpectedly. ``traceback`` is its own text, or what is known."""
-
-    def __init__(self, message: str, traceback: str = "") -> None:
-        self.traceback = traceback
-        super().__init__(message)
 
 
 class InvariantError(KvtopError):

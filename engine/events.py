@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = 1
-
 Decision = tuple[Any, ...]
 
 DECISION_FIELDS: dict[str, tuple[str, ...]] = {

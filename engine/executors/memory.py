@@ -30,7 +30,6 @@ class MemoryProfile:
     total: int
     weights: int
     activation: int
-    grown_outside: int = 0  # what other processes took or gave back (negative) while measuring
 
     def kv_bytes(self, utilisation: float) -> int:
         """What is left for blocks; never negative.
@@ -51,7 +50,7 @@ class MemoryProfile:
 def profile(executor: TorchExecutor, config: EngineConfig) -> MemoryProfile:
     """Run one step of the largest size (``max_batched_tokens`` of one prompt) and see what it takes.
 
-    ``config.num_blocks`` does not matter. Leaves the executor without a pool.
+    ``config.num_blocks`` does not matter. Leaves the executor with a pool of one block.
     """
     num_tokens = min(config.max_batched_tokens, (config.max_model_len or config.max_batched_tokens + 1) - 1)
     num_blocks = -(-num_tokens // config.block_size)
@@ -67,9 +66,8 @@ def profile(executor: TorchExecutor, config: EngineConfig) -> MemoryProfile:
     # The very first step of this size: the C library keeps what it frees, so a second one would show no growth.
     executor.execute(Plan(0, [chunk]))
     activation = max(0, meter.peak())
-    outside = available - meter.available()
     executor.allocate(1, config.block_size, 0, config.kv_groups)
-    return MemoryProfile(available + weights + pool, weights, activation, outside)
+    return MemoryProfile(available + weights + pool, weights, activation)
 
 
 def _largest_chunk(num_tokens: int, num_blocks: int, num_groups: int) -> Chunk:

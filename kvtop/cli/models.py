@@ -7,7 +7,7 @@ import json
 
 from kvtop.cli.run_options import add_json
 from kvtop.cli.text import format_bytes, listing, table
-from kvtop.engine.executors.models import BUILTIN
+from kvtop.engine.executors.models import list_models
 from kvtop.presets import GPUS, MODELS
 
 DESCRIPTION = "List the models that can be run (-m) and the presets of `kvtop calc`."
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(), indent=2))
         return 0
-    print(f"to run (-m), besides any Hugging Face directory or GGUF file:\n{listing(BUILTIN)}\n")
+    print(f"to run (-m), besides any Hugging Face directory or GGUF file:\n{listing(_runnable())}\n")
     rows = [
         [
             f"  {name}",
@@ -41,11 +41,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _runnable() -> dict[str, str]:
+    """Name -> one line, saying so where the model's package is missing."""
+    return {name: text if here else f"{text} (not installed)" for name, text, here in list_models()}
+
+
 def _as_json() -> dict[str, object]:
     from dataclasses import asdict
 
     return {
-        "runnable": BUILTIN,
+        "runnable": _runnable(),
         "calc_models": {name: asdict(preset) for name, preset in MODELS.items()},
         "gpus": {name: asdict(preset) for name, preset in GPUS.items()},
     }

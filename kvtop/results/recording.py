@@ -55,7 +55,6 @@ class FrameWriter:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.num_events = 0
         self.index: list[KeyframeMark] = []
         self._error: FileError | None = None
         self._segment_bytes = 0
@@ -128,7 +127,6 @@ class FrameWriter:
             return
         body = encode(events)
         self._guarded(lambda: self._zstd.write(_BIN.pack(0xC6, len(body)) + body))
-        self.num_events += len(events)
         self._segment_bytes += len(body)
         self._dirty = True
         if self._segment_bytes >= SEGMENT_BYTES:

@@ -11,17 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from kvtop.engine.events import DECISION_FIELDS
 from kvtop.results.versions import DEFINITIONS_VERSION, RESULTS_SCHEMA_VERSION
 
 Schema = dict[str, Any]  # column name -> polars data type
 
 INT, TEXT, FLAG = pl.Int64, pl.String, pl.Boolean
-
-STATUSES = ("complete", "interrupted", "failed")
-REQUEST_STATUSES = ("ok", "empty", "rejected", "failed", "cutoff", "aborted")
-PHASES = ("warmup", "steady", "drain")
-KINDS = tuple(DECISION_FIELDS)
 
 
 def _schema(kind: Any, names: str, /, **others: Any) -> Schema:

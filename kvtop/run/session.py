@@ -224,7 +224,6 @@ class _Output:
         self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the session ends)
         self._offset = 0
         self._rest = b""
-        self._last: bytes = b""
 
     def new_lines(self) -> list[str]:
         """Whole lines since the last call."""
