@@ -6,7 +6,7 @@ ARGS ?=
 OUT ?= results/example
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench setup setup-dev clean
+.PHONY: help run test test-slow check format bench bench-peers setup setup-dev clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +32,9 @@ format: setup-dev  ## put the code into the house's format
 
 bench: setup  ## two policies on the shipped trace, side by side (OUT=results/example)
 	@$(PY) -m kvtop bench -w mooncake-conversation -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o $(OUT) $(ARGS)
+
+bench-peers: setup  ## this machine's limits, then the same requests through kvtop and its peers (many minutes)
+	@$(PY) tests/perf/peers $(ARGS)
 
 setup:  ## only make .venv ready
 	@.ci/setup run
