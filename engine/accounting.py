@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 
 from kvtop.engine import views
 from kvtop.engine.allocators.base import Allocator
+from kvtop.engine.beam import BeamState
+from kvtop.engine.beam_groups import BeamGroups
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.events import RequestEvent
 from kvtop.engine.policies.tenants import TenantCounters
@@ -20,6 +22,7 @@ from kvtop.engine.types import (
     Plan,
     RequestState,
     Sample,
+    SamplingParams,
     Shortage,
     StepOutput,
 )
@@ -46,6 +49,7 @@ class Accountant:
         self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
         self.query_tokens = self.hit_tokens = 0
         self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
+        self.beams = BeamGroups(self)
         self.aborting: list[Sequence] = []  # aborted while a step was in flight
         self.forked: list[Sequence] = []  # branches born since the engine last looked
         self.pending: list[RequestEvent] = []  # endings, told after the step event that holds their decisions
@@ -66,12 +70,13 @@ class Accountant:
         out.evicted = self.allocator.evictions
         for seq in scheduler.admitted:
             self._count_lookup(seq)
-        for chunk in plan.chunks:
-            request = chunk.sequence.request
-            if request.t_first_sched_ns is None:
-                request.t_first_sched_ns = start_ns
+            if seq.request.t_first_sched_ns is None and seq.state is RequestState.RUNNING:
+                seq.request.t_first_sched_ns = start_ns
         for seq in scheduler.starved:
-            self.finish(seq, FinishReason.CAPACITY, out, planned_ns)
+            if seq.request.beams is not None:
+                self.beams.cut_off(seq.request, FinishReason.CAPACITY, out, planned_ns)
+            else:
+                self.finish(seq, FinishReason.CAPACITY, out, planned_ns)
         return out
 
     def _count_lookup(self, seq: Sequence) -> None:
@@ -87,38 +92,47 @@ class Accountant:
     def account(self, plan: Plan, result: ExecuteResult, out: StepOutput, done_ns: int) -> None:
         """Apply one executed step. Sequences that were aborted meanwhile emit nothing."""
         self._device_ns = result.device_ns
-        for chunk in plan.chunks:
-            if not chunk.sequence.abort_requested:
-                self._computed(chunk)
+        self._computed(plan.chunks)
+        samples = result.samples
         for chunk in plan.chunks:
             seq = chunk.sequence
             if chunk.num_samples and not seq.abort_requested:
-                self._emit(seq, result.samples[chunk.request_id], out, done_ns)
+                sample = samples[chunk.request_id]
+                if len(sample.tokens) == 1:
+                    self._emit_one(seq, sample.tokens[0], out, done_ns)
+                else:
+                    self._emit_branches(seq, sample, out, done_ns)
+        if self.beams.noted:
+            self.beams.choose(out, done_ns)
         for seq in self.aborting:
             self.finish(seq, FinishReason.ABORTED, out, done_ns)
         self.aborting = []
 
-    def _computed(self, chunk: Chunk) -> None:
-        seq, start, count = chunk.sequence, chunk.start, chunk.count
-        end = seq.num_computed = start + count
-        new = count
-        if start < seq.high_water:  # computed before a preemption
-            new = max(0, end - seq.high_water)
-            seq.recomputed_tokens += count - new
-            self.recomputed_tokens += count - new
-        if new:
-            seq.high_water = end
-            seq.computed_tokens += new
-            self.computed_tokens += new
-        self.tenants.computed(seq.request.spec.tenant, count)
-        self.recorder.decide(("chunk", seq.seq_id, count, start))
-        self.allocator.commit(seq, start)
+    def _computed(self, chunks: list[Chunk]) -> None:
+        decide, commit, count_for = self.recorder.decide, self.allocator.commit, self.tenants.computed
+        for chunk in chunks:
+            seq, start, count = chunk.sequence, chunk.start, chunk.count
+            if seq.abort_requested:
+                continue
+            end = seq.num_computed = start + count
+            new = count
+            if start < seq.high_water:  # computed before a preemption
+                new = max(0, end - seq.high_water)
+                seq.recomputed_tokens += count - new
+                self.recomputed_tokens += count - new
+            if new:
+                seq.high_water = end
+                seq.computed_tokens += new
+                self.computed_tokens += new
+            count_for(seq.request.spec.tenant, count)
+            decide(("chunk", seq.seq_id, count, start))
+            commit(seq, start)
 
-    def _emit(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
+    def _emit_branches(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
         """One token a branch. The n first tokens of a parallel request come from one row of logits."""
         tokens = sample.tokens
-        if len(tokens) == 1:
-            self._emit_one(seq, tokens[0], out, done_ns)
+        if seq.request.beams is not None:
+            self.beams.note(seq, sample)
             return
         seq.request.forked = True
         branches = [seq, *(self.fork(seq, done_ns) for _ in range(len(tokens) - 1))]
@@ -149,14 +163,29 @@ class Accountant:
             if reason is not None:
                 self.finish(seq, reason, out, done_ns)
 
+    def deliver(self, seq: Sequence, output: tuple[int, ...], out: StepOutput, done_ns: int) -> None:
+        """Emit a whole answer at once."""
+        request = seq.request
+        seq.tokens += output
+        if request.t_first_token_ns is None:
+            request.t_first_token_ns = done_ns
+            self.recorder.decide(("first_token", request.request_id))
+        seq.t_first_token_ns = seq.t_last_token_ns = done_ns
+        out.tokens[seq.seq_id] = list(output)
+        self.tenants.emitted(request.spec.tenant, len(output))
+        self._emitted.append((seq.seq_id, len(output)))
+
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
         """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind."""
-        params = seq.request.spec.params
-        known = len(seq.tokens)
-        num_output = known - seq.num_prompt
-        if num_output >= params.min_tokens and token in seq.request.stops:
+        request = seq.request
+        if token in request.stops and len(seq.tokens) - seq.num_prompt >= request.spec.params.min_tokens:
             return FinishReason.STOP
-        if num_output >= params.max_tokens:
+        return self.length_reason(seq)
+
+    def length_reason(self, seq: Sequence) -> FinishReason | None:
+        """Length before capacity; None: it is not as long as that yet."""
+        known = len(seq.tokens)
+        if known - seq.num_prompt >= seq.request.spec.params.max_tokens:
             return FinishReason.LENGTH
         if known >= self.limit:
             return FinishReason.LENGTH if self.config.max_model_len == self.limit else FinishReason.CAPACITY
@@ -164,33 +193,32 @@ class Accountant:
 
     def prepare(self, seq: Sequence) -> None:
         """Work out once what ends ``seq``: the tokens that stop it, and the length at which it ends at the latest."""
-        params = seq.request.spec.params
-        seq.request.stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
+        request = seq.request
+        params = request.spec.params
+        request.stops = self.stops(params)
         seq.ends_at = min(seq.num_prompt + params.max_tokens, self.limit)
+        if params.num_beams > 1:
+            request.beams = BeamState(params, request.stops, seq.ends_at - seq.num_prompt)
+            request.num_top = request.beams.num_top
+            request.forked = True  # its prompt gives candidates, not n tokens
 
-    def fork(self, parent: Sequence, now_ns: int) -> Sequence:
-        """A new branch with the parent's tokens; it runs if there is a seat and room, else it waits alone."""
-        request = parent.request
-        branch = len(request.sequences)
-        child = Sequence(
-            seq_id=f"{request.request_id}#{branch}",
-            branch=branch,
-            request=request,
-            order=(*parent.order[:3], branch),
-            tokens=list(parent.tokens),
-            num_prompt=parent.num_prompt,
-            ends_at=parent.ends_at,
-            keys=list(parent.keys),
-            high_water=parent.high_water,
-            t_first_token_ns=parent.t_first_token_ns,
-            t_last_token_ns=parent.t_last_token_ns,
-            wait_since_step=self.allocator.step,
-        )
-        request.sequences.append(child)
-        request.num_live += 1
-        self.forked.append(child)
-        self.recorder.decide(("forked", child.seq_id, parent.seq_id))
-        full = len(self.scheduler.running) >= self.config.seats
+    def stops(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
+
+    def fork(self, parent: Sequence, now_ns: int, old: Sequence | None = None) -> Sequence:
+        """A new branch with the parent's tokens; it runs if there is a seat and room, else it waits alone.
+
+        ``old``: a branch without blocks and in no queue, which starts over instead.
+        """
+        if old is None:
+            child = parent.branch_off(self.allocator.step)
+            self.forked.append(child)
+        else:
+            child = old
+            child.start_over(parent, now_ns)
+        self.recorder.decide(("forked" if old is None else "restarted", child.seq_id, parent.seq_id))
+        full = len(self.scheduler.running) >= self.config.seats or parent.state is not RequestState.RUNNING
         if full or isinstance(self.allocator.fork(parent, child), Shortage):
             self.scheduler.park(child, now_ns)
         else:
@@ -201,7 +229,8 @@ class Accountant:
     def finish(self, seq: Sequence, reason: FinishReason, out: StepOutput, now_ns: int) -> None:
         """End one sequence and give its blocks back; the request ends with its last sequence."""
         if seq.state is RequestState.RUNNING:
-            self.scheduler.running.remove(seq)
+            running = self.scheduler.running
+            del running[bisect_left(running, seq.order, key=lambda s: s.order)]
         else:
             self.scheduler.waiting.remove(seq)
             if seq.t_preempted_ns is not None:
@@ -209,6 +238,8 @@ class Accountant:
         self.allocator.end(seq)
         seq.state, seq.finish_reason, seq.t_done_ns = RequestState.FINISHED, reason, now_ns
         if reason is FinishReason.ABORTED:
+            if seq.request.beams is not None:  # nothing of it has been emitted
+                del seq.tokens[seq.num_prompt :]
             self.recorder.decide(("aborted", seq.seq_id, seq.num_output))
         else:
             self.recorder.decide(("finished", seq.seq_id, reason.value, seq.num_output))
@@ -220,7 +251,7 @@ class Accountant:
             out.ended.append(request.request_id)
             self.tenants.ended(request.spec.tenant)
             if self.recorder.enabled:
-                self.pending.append(views.request_event(request, "finished", now_ns))
+                self.pending.append(views.ended_event(request, now_ns))
 
     def seal(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> None:
         """The step's event, then the endings whose decisions it holds."""
@@ -239,7 +270,7 @@ class Accountant:
         scheduler, pool = self.scheduler, self.allocator.pool
         query, hit, evictions, copies = (a - b for a, b in zip(self._totals(), self._before, strict=True))
         head = scheduler.head_of_line
-        decode = sum(c.count == 1 and c.num_samples == 1 and c.start >= c.sequence.num_prompt for c in out.plan.chunks)
+        decode = len([1 for c in out.plan.chunks if c.count == 1 == c.num_samples and c.start >= c.sequence.num_prompt])
         return {
             "step": step,
             "t_start_ns": start_ns,

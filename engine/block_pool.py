@@ -10,12 +10,12 @@ fresh + idle + used + in transfer = N, always. The pool knows no tokens and no s
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
+from itertools import islice, repeat
 from typing import Protocol
 
-from kvtop.engine.block_list import BlockList
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.types import BlockState
 
@@ -25,11 +25,15 @@ class Evictor(Protocol):
 
     def __len__(self) -> int: ...
     def __contains__(self, block: int) -> bool: ...
-    def add(self, block: int) -> None: ...
-    def remove(self, block: int) -> None: ...
 
-    def child_gone(self, block: int) -> None:
-        """A published child of ``block`` (idle or not) has left the tree."""
+    def add(self, blocks: Iterable[int]) -> None:
+        """``blocks`` became idle, in this order."""
+        ...
+
+    def remove(self, blocks: Iterable[int]) -> None: ...
+
+    def children_gone(self, blocks: Iterable[int]) -> None:
+        """A published child of each of ``blocks`` (idle or not) has left the tree."""
         ...
 
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
@@ -41,24 +45,27 @@ class Evictor(Protocol):
 
 
 class BlockPool:
-    """N blocks with refcounts. Allocation is planned whole (``plan``), then applied (``take``)."""
+    """N blocks with refcounts. Allocation is planned whole (``plan``), then applied (``take``).
 
-    def __init__(self, num_blocks: int, block_size: int, evictor: Evictor, deferred_free_steps: int = 0) -> None:
-        self.num_blocks = num_blocks
+    ``keys``: by block, the key under which it is published, or None; the prefix cache writes it.
+    """
+
+    def __init__(self, keys: Seq[int | None], block_size: int, evictor: Evictor, deferred_free_steps: int = 0) -> None:
+        self.num_blocks = num_blocks = len(keys)
         self.block_size = block_size
         self.refcount = [0] * num_blocks
         self.pins = [0] * num_blocks
         self.filled = [0] * num_blocks  # token slots written
         self.filled_used = 0  # sum of ``filled`` over used blocks
         self.num_used = 0
-        self.fresh = BlockList(num_blocks)
+        # An ordered set: any block can be taken out, those at the front can be seen without taking them, both in O(1).
+        self.fresh: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.evictor = evictor
         self.fault: Callable[[int], bool] | None = None  # injection: True at the k-th block (from 1) makes a plan fail
+        self._keys = keys
         self._deferred_free_steps = deferred_free_steps
-        self._transfer: dict[int, tuple[int, bool]] = {}  # block -> (step at which it is free, published)
+        self._transfer: dict[int, int] = {}  # block -> step at which it is fresh or idle, in order of release
         self._last_owner = [""] * num_blocks
-        for block in range(num_blocks):
-            self.fresh.push_back(block)
 
     @property
     def num_fresh(self) -> int:
@@ -90,47 +97,51 @@ class BlockPool:
         """
         if self.fault is not None and any(self.fault(i + 1) for i in range(k)):
             return None
-        blocks: list[int] = []
-        if k:
-            for block in self.fresh:
-                blocks.append(block)
-                if len(blocks) == k:
-                    return blocks
+        blocks = list(islice(self.fresh, k))
+        if len(blocks) < k:
             blocks += self.evictor.peek(k - len(blocks), exclude)
         return blocks if len(blocks) == k else None
 
-    def take(self, blocks: Iterable[int], owner: str) -> None:
-        """Give fresh blocks to ``owner`` with refcount 1 (an idle one must have been unpublished first)."""
+    def take(self, blocks: Collection[int], owner: str) -> None:
+        """Give planned blocks to ``owner`` with refcount 1: fresh ones, and idle ones that have been unpublished."""
+        fresh, filled, refcount, last_owner = self.fresh, self.filled, self.refcount, self._last_owner
+        idle = [block for block in blocks if block not in fresh]
+        self.evictor.remove(idle)
+        for block in idle:
+            filled[block] = 0
+        if len(idle) < len(blocks):
+            for block in blocks:
+                fresh.pop(block, None)
         for block in blocks:
-            self.fresh.remove(block)
-            self.refcount[block] = 1
-            self._last_owner[block] = owner
-            self.num_used += 1
+            refcount[block] = 1
+            last_owner[block] = owner
+        self.num_used += len(blocks)
 
     def acquire(self, block: int, owner: str) -> None:
         """One more reference to a used, idle or in-transfer block."""
         if self.refcount[block] == 0:
             if self._transfer.pop(block, None) is None:
-                self.evictor.remove(block)
+                self.evictor.remove((block,))
             self.num_used += 1
             self.filled_used += self.filled[block]
         self.refcount[block] += 1
         self._last_owner[block] = owner
 
-    def release(self, blocks: Seq[int], owner: str, published: Callable[[int], bool], step: int) -> None:
+    def release(self, blocks: Seq[int], owner: str, step: int) -> None:
         """Drop one reference an entry of ``blocks``, in the given order (callers go tail first).
 
         Raises:
             InvariantError: an id has fewer references than entries; nothing is changed.
         """
-        for block, count in Counter(blocks).items():
-            if self.refcount[block] < count + self.pins[block]:
+        refcount, pins = self.refcount, self.pins
+        twice = len(set(blocks)) < len(blocks)
+        for block, count in Counter(blocks).items() if twice else zip(blocks, repeat(1)):
+            if refcount[block] < count + pins[block]:
                 raise InvariantError(
-                    f"{owner} releases block {block} {count} times, it has {self.refcount[block]} references "
-                    f"({self.pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
+                    f"{owner} releases block {block} {count} times, it has {refcount[block]} references "
+                    f"({pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
                 )
-        for block in blocks:
-            self._unref(block, published(block), step)
+        self._unref(blocks, step)
 
     def pin(self, block: int) -> None:
         """Hold a published or used block, whoever else does.
@@ -143,7 +154,7 @@ class BlockPool:
         self.acquire(block, "pin")
         self.pins[block] += 1
 
-    def unpin(self, block: int, published: bool, step: int) -> None:
+    def unpin(self, block: int, step: int) -> None:
         """Undo one ``pin``.
 
         Raises:
@@ -152,7 +163,20 @@ class BlockPool:
         if not self.pins[block]:
             raise InvariantError(f"block {block} is not pinned")
         self.pins[block] -= 1
-        self._unref(block, published, step)
+        self._unref((block,), step)
+
+    def fill(self, table: Seq[int], start: int, end: int) -> None:
+        """Positions ``start .. end - 1`` of a sequence are written now, in the used blocks of its table."""
+        size, filled = self.block_size, self.filled
+        first, last = start // size, (end - 1) // size
+        if first < last:
+            for block in table[first:last]:
+                self.filled_used += size - filled[block]
+                filled[block] = size
+        block, num_tokens = table[last], end - last * size
+        if num_tokens > filled[block]:
+            self.filled_used += num_tokens - filled[block]
+            filled[block] = num_tokens
 
     def set_filled(self, block: int, num_tokens: int) -> None:
         """``num_tokens`` slots of a used block are written now; never fewer than before."""
@@ -161,46 +185,51 @@ class BlockPool:
             self.filled[block] = num_tokens
 
     def to_fresh(self, block: int) -> None:
-        """An idle or in-transfer block lost its publication: it is fresh (in transfer: will be)."""
-        if block in self._transfer:
-            self._transfer[block] = (self._transfer[block][0], False)
-        else:
-            self.evictor.remove(block)
+        """An idle block lost its publication: it is fresh. (One in transfer will be.)"""
+        if block not in self._transfer:
+            self.evictor.remove((block,))
             self._make_fresh(block)
 
     def end_transfers(self, step: int) -> int:
         """Blocks whose deferred free is due become fresh or idle; returns how many. The dict is in order of release."""
-        num_settled = 0
-        while self._transfer:
-            block, (due, published) = next(iter(self._transfer.items()))
+        settled: list[int] = []
+        for block, due in self._transfer.items():
             if due > step:
                 break
+            settled.append(block)
+        for block in settled:
             del self._transfer[block]
-            self._settle(block, published)
-            num_settled += 1
-        return num_settled
+        self._settle(settled)
+        return len(settled)
 
-    def _unref(self, block: int, published: bool, step: int) -> None:
-        self.refcount[block] -= 1
-        if self.refcount[block]:
-            return
-        self.num_used -= 1
-        self.filled_used -= self.filled[block]
+    def _unref(self, blocks: Iterable[int], step: int) -> None:
+        refcount = self.refcount
+        gone: list[int] = []
+        for block in blocks:
+            refcount[block] -= 1
+            if not refcount[block]:
+                gone.append(block)
+        self.num_used -= len(gone)
+        self.filled_used -= sum(map(self.filled.__getitem__, gone))
         if self._deferred_free_steps:
-            self._transfer[block] = (step + self._deferred_free_steps, published)
+            self._transfer.update(dict.fromkeys(gone, step + self._deferred_free_steps))
         else:
-            self._settle(block, published)
+            self._settle(gone)
 
-    def _settle(self, block: int, published: bool) -> None:
-        if published:
-            self.evictor.add(block)
-        else:
-            self._make_fresh(block)
+    def _settle(self, blocks: list[int]) -> None:
+        keys = self._keys
+        idle = [block for block in blocks if keys[block] is not None]
+        if len(idle) < len(blocks):
+            for block in blocks:
+                if keys[block] is None:
+                    self._make_fresh(block)
+        self.evictor.add(idle)
 
     def _make_fresh(self, block: int) -> None:
         self.filled[block] = 0
         # Last freed, first reused: its lines are the likeliest to be in the CPU's cache, and the pool stays compact.
-        self.fresh.push_front(block)
+        self.fresh[block] = None
+        self.fresh.move_to_end(block, last=False)
 
     def check(self) -> None:
         """Raises InvariantError when states, counts and lists disagree."""

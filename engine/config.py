@@ -139,3 +139,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from None
+
+
+def with_whole_prompts(values: dict[str, Any], num_blocks: int | None) -> dict[str, Any]:
+    """EngineConfig values, with a budget for a whole prompt beside a token of every other seat, where none is given.
+
+    Nothing changes with chunked prefill, with ``max_batched_tokens`` given, or where neither ``max_model_len`` nor
+    ``num_blocks`` (None: not known yet) says how long a prompt can be.
+    """
+    plain = EngineConfig(num_blocks=1)
+    block_size = values.get("block_size", plain.block_size)
+    in_pool = None if num_blocks is None else num_blocks * block_size + 1
+    limits = [limit for limit in (values.get("max_model_len"), in_pool) if limit is not None]
+    if values.get("chunked_prefill", True) or "max_batched_tokens" in values or not limits:
+        return values
+    budget = min(limits) - 1 + values.get("max_num_seqs", plain.max_num_seqs)
+    return {**values, "max_batched_tokens": max(budget, plain.max_batched_tokens)}

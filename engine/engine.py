@@ -10,6 +10,7 @@ from kvtop.engine import views
 from kvtop.engine.accounting import Accountant
 from kvtop.engine.allocators.caching import CachingAllocator
 from kvtop.engine.allocators.registry import make_allocator
+from kvtop.engine.beam_groups import check_beams
 from kvtop.engine.clock import Clock, RealClock, VirtualClock
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import ConfigError, EngineStalled, InvalidRequest, KvtopError, QueueFull, RequestTooLong
@@ -129,7 +130,7 @@ class Engine:
         sched = now if spec.arrival_ns is None else spec.arrival_ns
         request = Request(request_id, spec, self._num_submitted, sched, now)
         self._num_submitted += 1
-        self.recorder.request(views.request_event(request, "arrived", now))
+        self.recorder.request(views.arrived_event(request))
         try:
             self._validate(request)
         except InvalidRequest as error:
@@ -176,7 +177,7 @@ class Engine:
         if len(spec.prompt) >= limit:
             raise RequestTooLong(len(spec.prompt), limit, request_id)
         vocab = getattr(self.executor, "vocab_size", None)
-        low, high = min(spec.prompt), max(spec.prompt)
+        low, high = min(spec.prompt), 0 if vocab is None else max(spec.prompt)
         if low < 0 or (vocab is not None and high >= vocab):
             bad, last = (low if low < 0 else high), "" if vocab is None else vocab - 1
             raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {last})")
@@ -184,6 +185,8 @@ class Engine:
             raise InvalidRequest(f"request {request_id!r}: stop strings need a tokenizer; use stop_token_ids")
         if spec.params.prompt_logprobs:
             raise InvalidRequest(f"request {request_id!r}: prompt_logprobs is not supported by this engine")
+        if spec.params.num_beams > 1:
+            check_beams(request_id, spec.params, self.accountant.stops(spec.params), self.config, vocab)
         request.extra = views.normalise_extra(spec.extra_key, request_id)
         if self.config.max_queue is not None and len(self.scheduler.waiting) >= self.config.max_queue:
             raise QueueFull(f"request {request_id!r}: {len(self.scheduler.waiting)} wait, max_queue is reached")
@@ -288,20 +291,25 @@ class Engine:
             while len(self._finished) > self.config.keep_finished:
                 self._finished.popitem(last=False)
         for request_id in out.ended:
-            del self._requests[request_id]
+            request = self._requests.pop(request_id)
+            request.sequences.clear()  # no cycle is left for the garbage collector
+            request.ranking.clear()
 
     # -- control -------------------------------------------------------------------------------------------------
 
     def abort(self, request_id: str) -> bool:
         """End a request (all branches) or one branch; its blocks are free when this returns. False: not alive.
 
+        A beam is no answer of its own: its id ends the whole request.
+
         While a step is in flight its blocks may still be written: then they are freed when it is accounted, and no
         token of it is emitted any more.
         """
         if request_id in self._requests:
-            targets = [s for s in self._requests[request_id].sequences if s.state is not RequestState.FINISHED]
+            targets = self._requests[request_id].live
         elif request_id in self._sequences:
-            targets = [self._sequences[request_id]]
+            seq = self._sequences[request_id]
+            targets = [seq] if seq.request.beams is None else seq.request.live
         else:
             return False
         out = self.accountant.begin_empty(self.num_steps)
@@ -332,6 +340,8 @@ class Engine:
             raise InvalidRequest(f"cannot fork {request_id!r}: it is not running")
         if seq.num_tokens - seq.num_computed != 1 or not seq.num_output:
             raise InvalidRequest(f"cannot fork {request_id!r}: its prompt is not computed yet")
+        if seq.request.beams is not None:
+            raise InvalidRequest(f"cannot fork {request_id!r}: its beams fork by themselves")
         if n < 2:
             raise InvalidRequest(f"cannot fork {request_id!r} into {n}: n is the total and at least 2")
         seq.request.forked = True
@@ -350,7 +360,7 @@ class Engine:
         self.recorder.decide(("pin", self.allocator.group_of(block), block))
 
     def unpin(self, block: int) -> None:
-        self.allocator.pool.unpin(block, self.allocator.is_published(block), self.allocator.step)
+        self.allocator.pool.unpin(block, self.allocator.step)
         self.recorder.decide(("unpin", self.allocator.group_of(block), block))
 
     def reset_prefix_cache(self) -> ResetResult:
@@ -364,7 +374,7 @@ class Engine:
             InvalidRequest: the block is not idle, or a published child hangs under it.
         """
         allocator = self._paged("evict")
-        if block not in allocator.pool.evictor or allocator.cache.num_children(block):
+        if block not in allocator.pool.evictor or allocator.cache.num_children[block]:
             raise InvalidRequest(f"cannot evict block {block}: it is not idle, or has published children")
         allocator.evict(block, "forced")
 

@@ -27,10 +27,13 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "resumed": ("request_id", "num_tokens", "need_blocks", "have_blocks"),  # admission after a preemption
     "skipped": ("request_id", "reason", "other", "need_blocks", "have_blocks"),  # when (reason, blocker) changes
     "forked": ("request_id", "other"),  # new branch; its parent sequence
+    "restarted": ("request_id", "other"),  # a beam that was not chosen goes on as a branch of another one
+    "chosen": ("request_id", "num_tokens"),  # a group of beams has chosen: known tokens of this one, one more now
     "chunk": ("request_id", "num_tokens", "age_steps"),  # tokens computed; age_steps holds the start position
     "first_token": ("request_id",),
     "preempted": ("request_id", "reason", "other", "num_tokens", "need_blocks"),
-    # ^ who needed the room, computed tokens thrown away (0 after swap_out), blocks given back
+    # ^ no_blocks, or beams: a beam that only waited for others of its request made room for them; who needed the
+    #   room, computed tokens thrown away (0 after swap_out), blocks given back
     "finished": ("request_id", "reason", "num_tokens"),  # output tokens
     "aborted": ("request_id", "num_tokens"),
     # blocks --------------------------------------------------------------------------------------------------

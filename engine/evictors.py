@@ -1,11 +1,11 @@
-"""The idle blocks in eviction order: a plain list for LRU, a heap for every other key (``policies/eviction.py``)."""
+"""The idle blocks in eviction order: an ordered set for LRU, a heap for every other key (``policies/eviction.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from kvtop.engine.block_list import BlockList
 from kvtop.engine.block_pool import Evictor
 from kvtop.engine.policies.registry import EVICTION, EvictionKey
 from kvtop.engine.published import PublishedBlocks
@@ -16,72 +16,15 @@ _Entry = tuple[tuple[int, ...], int, int, int]  # key, -depth, block, stamp
 class LRUEvictor:
     """Least recently used first; of one request, deeper blocks first (a request releases its table tail first).
 
-    A chain's parent is released no earlier than its child, so it stands behind it in the list and ``peek`` takes the
+    A chain's parent is released no earlier than its child, so it stands behind it in the order and ``peek`` takes the
     head without looking further; only pins can put a child behind its parent, and then the walk is repeated.
     """
 
-    def __init__(self, num_blocks: int, cache: PublishedBlocks) -> None:
-        self._list = BlockList(num_blocks)
+    def __init__(self, cache: PublishedBlocks) -> None:
+        # A hit is taken out of the middle, and an admission walks the head without changing it. (A dict does both, but
+        # walks over the places of all that were taken from its head.)
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._cache = cache
-
-    def __len__(self) -> int:
-        return len(self._list)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._list
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._list)
-
-    def add(self, block: int) -> None:
-        self._list.push_back(block)
-
-    def remove(self, block: int) -> None:
-        self._list.remove(block)
-
-    def child_gone(self, block: int) -> None:
-        """Nothing to do: its place in the list is by time, not by key."""
-
-    def peek(self, k: int, exclude: Collection[int]) -> list[int]:
-        chosen: list[int] = []
-        taken: set[int] = set()
-        passed: set[int] = set()  # blocks walked past because a child is still there
-        gone: dict[int, int] = {}  # parent -> children chosen so far
-        again = k > 0
-        while again:
-            again = False
-            for block in self._list:
-                if block in exclude or block in taken:
-                    continue
-                if self._cache.num_children(block) > gone.get(block, 0):
-                    passed.add(block)
-                    continue
-                chosen.append(block)
-                if len(chosen) == k:
-                    return chosen
-                taken.add(block)
-                parent = self._cache.parent(block)
-                if parent is not None:
-                    gone[parent] = gone.get(parent, 0) + 1
-                    if parent in passed and self._cache.num_children(parent) == gone[parent]:
-                        again = True  # an older block than all that follow may go now
-                        break
-        return chosen
-
-
-class KeyedEvictor:
-    """Any order given by a key function, smallest first: a heap with lazy deletion.
-
-    Only blocks without published children are in the heap; ``child_gone`` lets a parent in. The key is taken when a
-    block enters, deeper blocks first on a tie.
-    """
-
-    def __init__(self, num_blocks: int, cache: PublishedBlocks, key: EvictionKey) -> None:
-        self._cache = cache
-        self._key = key
-        self._idle: dict[int, None] = {}  # in order of release
-        self._heap: list[_Entry] = []
-        self._stamp = [0] * num_blocks  # an entry is stale when its stamp is not the block's
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -92,16 +35,86 @@ class KeyedEvictor:
     def __iter__(self) -> Iterator[int]:
         return iter(self._idle)
 
-    def add(self, block: int) -> None:
-        self._idle[block] = None
-        self.child_gone(block)
+    def add(self, blocks: Iterable[int]) -> None:
+        self._idle.update(dict.fromkeys(blocks))
 
-    def remove(self, block: int) -> None:
-        del self._idle[block]
-        self._stamp[block] += 1
+    def remove(self, blocks: Iterable[int]) -> None:
+        idle = self._idle
+        for block in blocks:
+            del idle[block]
 
-    def child_gone(self, block: int) -> None:
-        if block in self._idle and not self._cache.num_children(block):
+    def children_gone(self, blocks: Iterable[int]) -> None:
+        """Nothing to do: a block's place is by time, not by key."""
+
+    def peek(self, k: int, exclude: Collection[int]) -> list[int]:
+        num_children, parents = self._cache.num_children, self._cache.parent
+        chosen: list[int] = []
+        passed: set[int] = set()  # blocks walked past because a child is still there
+        gone: dict[int, int] = {}  # parent -> children chosen so far
+        skip = exclude
+        again = k > 0
+        while again:
+            again = False
+            for block in self._idle:
+                if block in skip:
+                    continue
+                left = num_children[block]
+                if left and left > gone.get(block, 0):
+                    passed.add(block)
+                    continue
+                chosen.append(block)
+                if len(chosen) == k:
+                    return chosen
+                parent = parents[block]
+                if parent is not None:
+                    gone[parent] = gone.get(parent, 0) + 1
+                    if parent in passed and num_children[parent] == gone[parent]:
+                        again = True  # an older block than all that follow may go now
+                        skip = {*exclude, *chosen}
+                        break
+        return chosen
+
+
+class KeyedEvictor:
+    """Any order given by a key function, smallest first: a heap with lazy deletion.
+
+    Only blocks without published children are in the heap; ``children_gone`` lets a parent in. The key is taken when a
+    block enters, deeper blocks first on a tie.
+    """
+
+    def __init__(self, cache: PublishedBlocks, key: EvictionKey) -> None:
+        self._cache = cache
+        self._key = key
+        self._idle: dict[int, None] = {}  # in order of release
+        self._heap: list[_Entry] = []
+        self._stamp = [0] * len(cache.key)  # an entry is stale when its stamp is not the block's
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._idle
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._idle)
+
+    def add(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._idle[block] = None
+            self._let_in(block)
+
+    def remove(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            del self._idle[block]
+            self._stamp[block] += 1
+
+    def children_gone(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._let_in(block)
+
+    def _let_in(self, block: int) -> None:
+        """Enter ``block`` into the heap (anew), if it is idle and has no published children."""
+        if block in self._idle and not self._cache.num_children[block]:
             self._stamp[block] += 1
             heappush(self._heap, self._entry(block))
             if len(self._heap) > 2 * len(self._idle) + 64:  # a block hit again and again leaves an entry each time
@@ -124,10 +137,10 @@ class KeyedEvictor:
             if block in exclude:
                 continue
             chosen.append(block)
-            parent = self._cache.parent(block)
+            parent = self._cache.parent[block]
             if parent is not None:
                 gone[parent] = gone.get(parent, 0) + 1
-                if parent in self._idle and gone[parent] == self._cache.num_children(parent):
+                if parent in self._idle and gone[parent] == self._cache.num_children[parent]:
                     heappush(parents, self._entry(parent))
         for entry in popped:
             heappush(self._heap, entry)
@@ -146,8 +159,8 @@ class ForesightEvictor(KeyedEvictor):
     (That request need not have taken the block: it recomputes the last block of its prompt, or it was rejected.)
     """
 
-    def __init__(self, num_blocks: int, cache: PublishedBlocks, key: EvictionKey) -> None:
-        super().__init__(num_blocks, cache, key)
+    def __init__(self, cache: PublishedBlocks, key: EvictionKey) -> None:
+        super().__init__(cache, key)
         self._expecting: dict[int, list[tuple[int, int]]] = {}  # request -> (block, stamp) of keys that end with it
         self._now = -1
 
@@ -158,7 +171,7 @@ class ForesightEvictor(KeyedEvictor):
             self._now += 1
             for block, stamp in self._expecting.pop(self._now, ()):
                 if stamp == self._stamp[block]:
-                    self.child_gone(block)
+                    self._let_in(block)
         return super().peek(k, exclude)
 
     def _entry(self, block: int) -> _Entry:
@@ -171,10 +184,10 @@ class ForesightEvictor(KeyedEvictor):
         return super()._entry(block)
 
 
-def make_evictor(name: str, num_blocks: int, cache: PublishedBlocks) -> Evictor:
+def make_evictor(name: str, cache: PublishedBlocks) -> Evictor:
     """Raises UnknownName with the nearest valid name."""
     policy, _ = EVICTION.get(name)
     if name == "lru":
-        return LRUEvictor(num_blocks, cache)
+        return LRUEvictor(cache)
     evictor = ForesightEvictor if name == "belady" else KeyedEvictor
-    return evictor(num_blocks, cache, policy.rule)
+    return evictor(cache, policy.rule)

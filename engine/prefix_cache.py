@@ -9,6 +9,9 @@ compared on a hit, and a collision can only be a miss.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from typing import Any
 
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.published import BlockExtra, KeyFn, Lookup, PublishedBlocks, Tokens, default_key, stable_int
@@ -16,6 +19,9 @@ from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import MissReason
 
 __all__ = ["KeyFn", "Lookup", "PrefixCache", "default_key", "stable_int"]
+
+Level = int | dict[int, int] | None
+"""The children of a block: most have one, which is then here itself; else by key, in order of publication."""
 
 
 class PrefixCache(PublishedBlocks):
@@ -25,22 +31,14 @@ class PrefixCache(PublishedBlocks):
         self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
     ) -> None:
         super().__init__(num_blocks, block_size, key_fn=key_fn, ghost_entries=ghost_entries)
-        self._parent: list[int | None] = [None] * num_blocks
         self._tokens: list[Tokens] = [()] * num_blocks
-        self._extra: list[BlockExtra] = [None] * num_blocks
-        self._children: list[dict[int, int] | None] = [None] * num_blocks
+        self._extra: dict[int, BlockExtra] = {}  # of blocks that have one
+        self._children: list[Level] = [None] * num_blocks
         self._roots: dict[Hashable, dict[int, int]] = {}
         self._root_of: dict[int, Hashable] = {}  # top-level block -> its root
 
-    def num_children(self, block: int) -> int:
-        children = self._children[block]
-        return len(children) if children else 0
-
-    def parent(self, block: int) -> int | None:
-        return self._parent[block]
-
     def parent_key(self, block: int) -> int:
-        parent = self._parent[block]
+        parent = self.parent[block]
         if parent is None:
             return self._root_key(self._root_of[block])
         key = self.key[parent]
@@ -56,13 +54,13 @@ class PrefixCache(PublishedBlocks):
         """
         self.extend_keys(seq)
         hits: list[int] = []
-        level = self._roots.get(seq.request.extra)
+        above: int | None = None
         for i in range((seq.num_tokens - 1) // self.block_size):
-            block = level.get(seq.keys[i]) if level else None
+            block = self._child(above, seq, i)
             if block is None or not self._same(block, seq, i):
                 break
             hits.append(block)
-            level = self._children[block]
+            above = block
         return hits
 
     def path(self, seq: Sequence) -> list[int]:
@@ -77,47 +75,39 @@ class PrefixCache(PublishedBlocks):
 
     # -- change --------------------------------------------------------------------------------------------------
 
-    def publish(self, seq: Sequence, index: int, step: int) -> int | None:
-        """Enter block ``index`` of ``seq``'s table, whose predecessors are published.
+    def publish(self, seq: Sequence, begin: int, end: int, step: int) -> int:
+        """Enter blocks ``begin .. end - 1`` of ``seq``'s table, whose predecessors are published.
 
-        Returns the block that now stands for these tokens: the sequence's own, or the one published before with the
-        same tokens (the caller switches to it). None: the key belongs to other tokens; the chain ends here.
+        Returns the index of the first whose key is published already (``standing`` says by whom), else ``end``.
         """
-        block, key = seq.block_table[index], seq.keys[index]
-        parent = seq.block_table[index - 1] if index else None
-        level = self._level(parent, seq.request.extra)
-        known = level.get(key)
-        if known is not None:
-            return known if self._same(known, seq, index) else None
-        level[key] = block
-        self._parent[block] = parent
-        self._tokens[block] = self._tokens_at(seq, index)
-        self._extra[block] = (seq.request.spec.block_keys or {}).get(index)
-        if parent is None:
-            self._root_of[block] = seq.request.extra
-            self._note_first_tokens(self._tokens[block])
-        self._ghosts.pop(key, None)
-        self._enter(block, key, index, step)
-        return block
+        above = seq.block_table[begin - 1] if begin else None
+        if self._child(above, seq, begin) is not None:
+            return begin
+        blocks, keys, size = seq.block_table[begin:end], seq.keys[begin:end], self.block_size
+        tokens, tokens_of = tuple(seq.tokens[begin * size : end * size]), self._tokens
+        for at, block in enumerate(blocks):
+            tokens_of[block] = tokens[at * size : at * size + size]
+        self._hang(blocks[0], keys[0], above, seq.request.extra)
+        if len(blocks) > 1:  # nothing hangs under a block that was just published
+            children = self._children
+            for parent, block in pairwise(blocks):
+                children[parent] = block
+        extras = seq.request.spec.block_keys
+        if extras:
+            self._extra.update((blocks[i - begin], extras[i]) for i in range(begin, end) if i in extras)
+        if not self._ghosts.keys().isdisjoint(keys):
+            for key in keys:
+                self._ghosts.pop(key, None)
+        self._enter(blocks, keys, above, begin, step)
+        return end
 
-    def unpublish(self, block: int, step: int, cause: str) -> None:
-        key, parent = self.key[block], self._parent[block]
-        if key is None or self.num_children(block):
-            raise InvariantError(f"block {block} cannot leave the tree: key {key}, {self.num_children(block)} children")
-        if parent is None:
-            root = self._root_of.pop(block)
-            level = self._roots[root]
-            self._forget_first_tokens(self._tokens[block])
-        else:
-            level = self._children[parent]
-            assert level is not None
-        del level[key]
-        if parent is None and not level:
-            del self._roots[root]
-        self._parent[block] = self._extra[block] = None
-        self._tokens[block] = ()
-        self._children[block] = None
-        self._leave(block, key, step, cause)
+    def standing(self, seq: Sequence, index: int) -> int | None:
+        """The block published for the tokens of block ``index`` of ``seq``, whose predecessors are published.
+
+        None: there is none, or the key belongs to other tokens, and the chain ends here.
+        """
+        block = self._child(seq.block_table[index - 1] if index else None, seq, index)
+        return block if block is not None and self._same(block, seq, index) else None
 
     def leaves_first(self) -> list[int]:
         order: list[int] = []
@@ -125,26 +115,78 @@ class PrefixCache(PublishedBlocks):
         while stack:
             block = stack.pop()
             order.append(block)
-            stack.extend((self._children[block] or {}).values())
+            stack.extend(self._below(block))
         return order[::-1]
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _same(self, block: int, seq: Sequence, index: int) -> bool:
         extras = seq.request.spec.block_keys
-        if self._extra[block] != (extras.get(index) if extras else None):
+        if self._extra.get(block) != (extras.get(index) if extras else None):
             return False
         return self._tokens[block] == self._tokens_at(seq, index)
 
-    def _level(self, parent: int | None, root: Hashable) -> dict[int, int]:
-        if parent is None:
-            return self._roots.setdefault(root, {})
-        if self.key[parent] is None:
-            raise InvariantError(f"block {parent} is not published: nothing may hang under it")
-        level = self._children[parent]
+    def _below(self, block: int) -> Iterable[int]:
+        level = self._children[block]
+        return () if level is None else level.values() if isinstance(level, dict) else (level,)
+
+    def _child(self, above: int | None, seq: Sequence, index: int) -> int | None:
+        """The block under ``above`` (None: at the top) that has the key of block ``index`` of ``seq``."""
+        key = seq.keys[index]
+        level = self._roots.get(seq.request.extra) if above is None else self._children[above]
+        if level is None or isinstance(level, dict):
+            return level.get(key) if level else None
+        return level if self.key[level] == key else None
+
+    def _hang(self, block: int, key: int, above: int | None, root: Hashable) -> None:
+        """Put ``block`` under ``above``, or at the top of its root."""
+        if above is None:
+            self._roots.setdefault(root, {})[key] = block
+            self._root_of[block] = root
+            self._note_first_tokens(self._tokens[block])
+            return
+        if self.key[above] is None:
+            raise InvariantError(f"block {above} is not published: nothing may hang under it")
+        level = self._children[above]
         if level is None:
-            level = self._children[parent] = {}
-        return level
+            self._children[above] = block
+        elif isinstance(level, dict):
+            level[key] = block
+        else:
+            only = self.key[level]
+            assert only is not None
+            self._children[above] = {only: level, key: block}
+
+    def _detach(
+        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
+    ) -> tuple[list[int], Iterable[Hashable]]:
+        key_of, children, tokens = self.key, self._children, self._tokens
+        parent_keys: list[Any] = []
+        for block, key, parent in zip(blocks, keys, parents, strict=True):
+            if parent is None:
+                parent_keys.append(self._detach_root(block, key))
+            else:
+                parent_keys.append(key_of[parent])
+                level = children[parent]
+                if isinstance(level, dict):
+                    del level[key]
+                if not level or level == block:
+                    children[parent] = None
+            tokens[block] = ()
+        if self._extra:
+            for block in blocks:
+                self._extra.pop(block, None)
+        return parent_keys, keys
+
+    def _detach_root(self, block: int, key: int) -> int:
+        """Take a block at the top out of the tree; returns the key of its root."""
+        root = self._root_of.pop(block)
+        level = self._roots[root]
+        del level[key]
+        if not level:
+            del self._roots[root]
+        self._forget_first_tokens(self._tokens[block])
+        return self._root_key(root)
 
     def check(self) -> None:
         published = set(self.leaves_first())
@@ -153,6 +195,10 @@ class PrefixCache(PublishedBlocks):
                 raise InvariantError(
                     f"block {block} has key {key} but is {'' if block in published else 'not '}in the tree"
                 )
-            for child_key, child in (self._children[block] or {}).items():
-                if key is None or self.key[child] != child_key or self._parent[child] != block:
+            below = list(self._below(block))
+            if self.num_children[block] != len(below):
+                raise InvariantError(f"block {block} has {len(below)} children, counted {self.num_children[block]}")
+            level = self._children[block]
+            for child_key, child in level.items() if isinstance(level, dict) else ((self.key[b], b) for b in below):
+                if key is None or self.key[child] != child_key or self.parent[child] != block:
                     raise InvariantError(f"block {child} hangs under {block} but disagrees about it")

@@ -6,11 +6,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvtop.engine.errors import InvariantError
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import MissReason
+from kvtop.engine.types import Eviction, MissReason
 
 if TYPE_CHECKING:
     from kvtop.engine.policies.future import FutureUses
@@ -43,7 +45,10 @@ class Lookup:
 
 
 class PublishedBlocks(ABC):
-    """What is published, block by block, and what evictors, policies and views ask about it."""
+    """What is published, block by block, and what evictors, policies and views ask about it.
+
+    Flat lists by block id; of a block that is not published ``key`` and ``parent`` are None and ``num_children`` is 0.
+    """
 
     def __init__(
         self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
@@ -52,6 +57,8 @@ class PublishedBlocks(ABC):
         self.epoch = 0
         self.version = 0  # grows with every change of what can be hit
         self.key: list[int | None] = [None] * num_blocks
+        self.parent: list[int | None] = [None] * num_blocks  # the block that counts it among its children
+        self.num_children = [0] * num_blocks  # published blocks that must leave before it may
         self.published_step = [0] * num_blocks
         self.last_use_step = [0] * num_blocks
         self.uses = [0] * num_blocks
@@ -63,28 +70,12 @@ class PublishedBlocks(ABC):
         self._key_fn = key_fn or default_key
 
     @abstractmethod
-    def num_children(self, block: int) -> int:
-        """Published blocks that must leave before ``block`` may."""
-
-    @abstractmethod
-    def parent(self, block: int) -> int | None:
-        """The block that counts ``block`` among its children."""
-
-    @abstractmethod
     def parent_key(self, block: int) -> int:
         """Key of the block before; a root's own number at the top."""
 
     @abstractmethod
     def path(self, seq: Sequence) -> list[int]:
         """What a lookup would find now: a number for each whole block, equal for equal prefixes. Changes nothing."""
-
-    @abstractmethod
-    def unpublish(self, block: int, step: int, cause: str) -> None:
-        """Take ``block`` out of the tree (eviction or reset) and remember who did it.
-
-        Raises:
-            InvariantError: it has published children, which would hang under a stranger.
-        """
 
     @abstractmethod
     def leaves_first(self) -> list[int]:
@@ -103,6 +94,34 @@ class PublishedBlocks(ABC):
             seq.match_memo = (self.version, len(self.path(seq)) * self.block_size)
         return seq.match_memo[1]
 
+    def unpublish(self, blocks: Seq[int], step: int, cause: str) -> list[Eviction]:
+        """Take ``blocks`` out of the tree in this order (eviction or reset), and remember who did it.
+
+        Raises:
+            InvariantError: one has published children left, which would hang under a stranger.
+        """
+        key_of, parent_of, num_children = self.key, self.parent, self.num_children
+        keys: list[int] = []
+        parents = [parent_of[block] for block in blocks]
+        for block, parent in zip(blocks, parents, strict=True):
+            key = key_of[block]
+            if key is None or num_children[block]:
+                raise InvariantError(f"block {block} cannot leave the tree: key {key}, {num_children[block]} children")
+            keys.append(key)
+            if parent is not None:
+                num_children[parent] -= 1
+        parent_keys, ghosts = self._detach(blocks, keys, parents)
+        published, used, uses = self.published_step, self.last_use_step, self.uses
+        evictions = [
+            Eviction(block, key, parent_key, cause, step, step - published[block], step - used[block], uses[block])
+            for block, key, parent_key in zip(blocks, keys, parent_keys, strict=True)
+        ]
+        for block in blocks:
+            key_of[block] = parent_of[block] = None
+        self._remember(ghosts, (step, cause))
+        self.version += 1
+        return evictions
+
     def touch(self, block: int, step: int) -> None:
         """``block`` is handed out as a hit."""
         self.last_use_step[block] = step
@@ -112,15 +131,15 @@ class PublishedBlocks(ABC):
 
     def extend_keys(self, seq: Sequence) -> None:
         """Compute the keys of all whole blocks of ``seq`` that have none yet: once a block, ever."""
-        keys, tokens, size = seq.keys, seq.tokens, self.block_size
-        total = len(tokens) // size
-        if len(keys) == total:
+        keys, size = seq.keys, self.block_size
+        first, total = len(keys), len(seq.tokens) // size
+        if first == total:
             return
-        extras = seq.request.spec.block_keys
+        key_fn, extras = self._key_fn, seq.request.spec.block_keys or {}
         key = keys[-1] if keys else self._root_key(seq.request.extra)
-        for i in range(len(keys), total):
-            extra = extras.get(i) if extras else None
-            key = self._key_fn(key, tuple(tokens[i * size : (i + 1) * size]), extra)
+        tokens = tuple(seq.tokens[first * size : total * size])  # of a tuple a slice is a tuple at once
+        for i, at in enumerate(range(0, len(tokens), size), first):
+            key = key_fn(key, tokens[at : at + size], extras.get(i))
             keys.append(key)
 
     @staticmethod
@@ -132,23 +151,39 @@ class PublishedBlocks(ABC):
     def _tokens_at(self, seq: Sequence, index: int) -> Tokens:
         return tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
 
-    def _enter(self, block: int, key: int, index: int, step: int) -> None:
-        """``block`` is published from now on."""
-        self.key[block] = key
-        self.published_step[block] = self.last_use_step[block] = step
-        self.uses[block] = 0
-        self.depth[block] = index
+    def _enter(self, blocks: Iterable[int], keys: Iterable[int], parent: int | None, depth: int, step: int) -> None:
+        """``blocks`` are published from now on: a chain, the first of them under ``parent``, ``depth`` blocks deep."""
+        key_of, parent_of, num_children = self.key, self.parent, self.num_children
+        published_step, last_use_step, uses, depth_of = self.published_step, self.last_use_step, self.uses, self.depth
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
+            parent_of[block] = parent
+            if parent is not None:
+                num_children[parent] += 1
+            published_step[block] = last_use_step[block] = step
+            uses[block] = 0
+            depth_of[block] = depth
+            parent = block
+            depth += 1
         self.version += 1
 
-    def _leave(self, block: int, ghost: Hashable, step: int, cause: str) -> None:
-        """``block`` is published no longer; ``ghost`` is what a later miss will ask for."""
-        self.key[block] = None
-        self.version += 1
-        if self._ghost_entries:
-            self._ghosts[ghost] = (step, cause)
-            self._ghosts.move_to_end(ghost)
-            if len(self._ghosts) > self._ghost_entries:
-                self._ghosts.popitem(last=False)
+    @abstractmethod
+    def _detach(
+        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
+    ) -> tuple[list[int], Iterable[Hashable]]:
+        """Take ``blocks`` out of the tree, children first, while ``self.key`` and ``self.parent`` still stand.
+
+        Returns of each the key of the block before it, and what a later miss will ask for.
+        """
+
+    def _remember(self, ghosts: Iterable[Hashable], end: tuple[int, str]) -> None:
+        known = self._ghosts
+        for ghost in ghosts:
+            if ghost in known:  # only where keys collide
+                del known[ghost]
+            known[ghost] = end
+        while len(known) > self._ghost_entries:
+            known.popitem(last=False)
 
     def _explain(
         self, seq: Sequence, hits: list[int], missed: int, ghost: Hashable, running: Iterable[Sequence]

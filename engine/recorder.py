@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvtop.engine.events import Decision, Event, RequestEvent, StepEvent
@@ -23,6 +23,7 @@ class Recorder:
         # One decision of the step being made (or of what happened between two steps). The list's own method: a step
         # makes hundreds of calls, and this one costs a quarter of a Python function around it.
         self.decide: Callable[[Decision], None] = self._decisions.append
+        self.decide_all: Callable[[Iterable[Decision]], None] = self._decisions.extend
         self._events: list[Event] = []
 
     @property
@@ -58,6 +59,9 @@ class NullRecorder:
 
     def decide(self, decision: Decision) -> None:
         pass
+
+    def decide_all(self, decisions: Iterable[Decision]) -> None:
+        """Not looked at: what is handed over lazily is never made."""
 
     def seal(self, **fields: Any) -> None:
         pass

@@ -66,6 +66,8 @@ class Scheduler:
                 budget = self._admit(plan, budget, now_ns)
             else:
                 budget = self._schedule_running(self._in_phase(phase), plan, budget, now_ns)
+        if not plan.chunks and self.running and not self.preempted:
+            self._let_go(plan, now_ns)
         self.allocator.fill(plan)
         return plan
 
@@ -84,8 +86,9 @@ class Scheduler:
 
     def _schedule_running(self, sequences: list[Sequence], plan: Plan, budget: int, now_ns: int) -> int:
         ready, chunked = self.allocator.ready, self.config.chunked_prefill
+        running = RequestState.RUNNING  # looked up once: an enum's member costs as much as a call
         for seq in sequences:
-            if seq.state is not RequestState.RUNNING:  # preempted by somebody before it in this very step
+            if seq.state is not running:  # preempted by somebody before it in this very step
                 continue
             known = len(seq.tokens)
             left = known - seq.num_computed
@@ -219,7 +222,23 @@ class Scheduler:
         behind = self.running[bisect_right(self.running, needy.order, key=lambda s: s.order) :]
         return max(behind, key=lambda s: self._victim_key(s, self._context), default=needy)
 
-    def _preempt(self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int) -> int:
+    def _let_go(self, plan: Plan, now_ns: int) -> None:
+        """Nobody can go on: a beam that only waits for its group makes room, and keeps its candidates.
+
+        A group whose beams do not fit together goes on one beam after the other this way.
+        """
+        short = self.shortage
+        if short is None or short.reason is WaitReason.FAULT or self.allocator.pool.num_in_transfer:
+            return
+        idle = [seq for seq in self.running if seq.candidates]
+        if idle:
+            victim = idle[-1]
+            awaited = next(seq for seq in victim.request.sequences if not seq.candidates)
+            self._preempt(victim, awaited, plan, now_ns, WaitReason.BEAMS)
+
+    def _preempt(
+        self, victim: Sequence, needy: Sequence, plan: Plan, now_ns: int, reason: WaitReason = WaitReason.NO_BLOCKS
+    ) -> int:
         """Take the victim's blocks away (recompute or swap). Returns the budget of a chunk it had in this plan."""
         given_back = 0
         for index, chunk in enumerate(plan.chunks):
@@ -229,7 +248,7 @@ class Scheduler:
         blocks = victim.num_held
         lost = 0 if self.allocator.swap_out(victim) else victim.num_computed
         self.allocator.drop_moves(victim)
-        self.recorder.decide(("preempted", victim.seq_id, WaitReason.NO_BLOCKS.value, needy.seq_id, lost, blocks))
+        self.recorder.decide(("preempted", victim.seq_id, reason.value, needy.seq_id, lost, blocks))
         self.allocator.release(victim)
         self.running.remove(victim)
         victim.num_preemptions += 1
@@ -244,6 +263,9 @@ class Scheduler:
         seq.t_preempted_ns = now_ns
         seq.wait_since_step = self.allocator.step
         seq.wait_reason = seq.wait_blocker = None
+        if seq.candidates:
+            seq.wait_reason = WaitReason.BEAMS
+            self.recorder.decide(("skipped", seq.seq_id, WaitReason.BEAMS.value, None, 0, 0))
         self.waiting.push(seq)
 
     def stall(self) -> Stall | None:

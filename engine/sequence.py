@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvtop.engine.types import (
     NULL_BLOCK,
@@ -13,6 +14,9 @@ from kvtop.engine.types import (
     SamplingParams,
     WaitReason,
 )
+
+if TYPE_CHECKING:
+    from kvtop.engine.beam import BeamState
 
 OrderKey = tuple[int, int, int, int]
 """(priority, arrival_ns, submission number, branch): the static order of all sequences."""
@@ -32,6 +36,9 @@ class Request:
     num_live: int = 0  # branches that have not finished
     forked: bool = False  # True once the n branches exist
     stops: frozenset[int] = frozenset()  # tokens that end an answer
+    beams: BeamState | None = None  # of a beam request
+    ranking: list[Sequence] = field(default_factory=list)  # its live beams, best first; empty before the first choice
+    num_top: int = 0  # candidates that each of its rows asks for; 0: it samples
     looked_up: bool = False  # its prompt was counted in the hit rate
     # Looked up once, at first admission (a retry or a re-admission does not count again).
     cached_tokens: int | None = None
@@ -42,6 +49,11 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.spec.params
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Branches that have not finished."""
+        return [seq for seq in self.sequences if seq.state is not RequestState.FINISHED]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +102,39 @@ class Sequence:
     wait_since_step: int = 0
     finish_reason: FinishReason | None = None
     abort_requested: bool = False
+    # A beam whose row is computed: (token, log-probability), best first, until its group has chosen. It has nothing to
+    # compute meanwhile; without blocks it is set aside in the queue.
+    candidates: tuple[tuple[int, float], ...] = ()
     match_memo: tuple[int, int] = (-1, 0)  # (version of the tree, tokens a lookup found)
+
+    def branch_off(self, step: int) -> Sequence:
+        """A new branch of the same request with the tokens of this one, in no queue and without blocks."""
+        request, branch = self.request, len(self.request.sequences)
+        child = Sequence(
+            seq_id=f"{request.request_id}#{branch}",
+            branch=branch,
+            request=request,
+            order=(*self.order[:3], branch),
+            tokens=list(self.tokens),
+            num_prompt=self.num_prompt,
+            ends_at=self.ends_at,
+            keys=list(self.keys),
+            high_water=self.high_water,
+            t_first_token_ns=self.t_first_token_ns,
+            t_last_token_ns=self.t_last_token_ns,
+            wait_since_step=step,
+        )
+        request.sequences.append(child)
+        request.num_live += 1
+        return child
+
+    def start_over(self, other: Sequence, now_ns: int) -> None:
+        """Know what ``other`` knows, and nothing of its own: a beam in no queue and without blocks."""
+        self.tokens, self.keys = list(other.tokens), list(other.keys)
+        self.high_water, self.match_memo = other.high_water, (-1, 0)
+        if self.t_preempted_ns is not None:
+            self.preempted_ns += now_ns - self.t_preempted_ns
+            self.t_preempted_ns = None
 
     @property
     def block_table(self) -> list[int]:

@@ -36,6 +36,7 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
     REJECTED = "rejected"  # never entered the queue
     FAILED = "failed"  # the executor raised
+    DROPPED = "dropped"  # a beam that is none of the answers its request returns
 
 
 class RequestState(StrEnum):
@@ -63,6 +64,7 @@ class WaitReason(StrEnum):
     PREEMPTING = "preempting"  # a step that preempted admits nobody
     HEAD_OF_LINE = "head_of_line"  # somebody ahead in the queue does not fit
     FAULT = "fault"  # an injected allocator fault
+    BEAMS = "beams"  # it has its candidates; other beams of its request do not yet, so nothing is chosen
 
 
 class MissReason(StrEnum):
@@ -88,6 +90,12 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``n`` branches share the prompt. ``forced_output`` makes any executor emit these
     tokens (a recorded answer), so that the next turn of a recorded conversation has the same prompt under every policy.
 
+    ``num_beams`` above 1 is beam search, with the meaning of transformers' ``generate(do_sample=False)``: ``n`` is then
+    the number of answers returned, at most ``num_beams`` (``num_return_sequences`` there), best first under the ids
+    ``a``, ``a#1``, ...; ``length_penalty`` is the exponent of the length that divides an answer's score, and
+    ``early_stopping`` (True, False or "never") says when enough answers have finished. Which answer is best is known at
+    the end only, so nothing is emitted before. With ``num_beams`` 1 the other two mean nothing.
+
     Raises:
         InvalidRequest: a value out of its range.
     """
@@ -104,9 +112,12 @@ class SamplingParams:
     ignore_eos: bool = True
     prompt_logprobs: bool = False
     forced_output: tuple[int, ...] | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0)):
+        for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0), ("num_beams", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise InvalidRequest(f"{name} is {value!r}, expected an integer >= {low}")
@@ -118,6 +129,20 @@ class SamplingParams:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.forced_output is not None and len(self.forced_output) < self.max_tokens:
             raise InvalidRequest(f"forced_output has {len(self.forced_output)} tokens, max_tokens is {self.max_tokens}")
+        if self.num_beams > 1:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.temperature > 0:
+            raise InvalidRequest(f"num_beams is {self.num_beams} at temperature {self.temperature:g}, expected 0")
+        if self.forced_output is not None:
+            raise InvalidRequest(f"num_beams is {self.num_beams}: beams choose their tokens, forced_output cannot")
+        if self.n > self.num_beams:
+            raise InvalidRequest(f"n is {self.n}, expected at most num_beams ({self.num_beams})")
+        if not isinstance(self.length_penalty, int | float) or not -10 <= self.length_penalty <= 10:
+            raise InvalidRequest(f"length_penalty is {self.length_penalty!r}, expected a number from -10 to 10")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +188,8 @@ class Chunk(msgspec.Struct):
     """``count`` tokens of one sequence from position ``start``: prefill, hit remainder and decode alike.
 
     ``num_samples`` is 0 for a chunk that does not reach the end of the known tokens, else the number of tokens to
-    sample from the logits of its last position (n when a parallel request's prompt ends here, otherwise 1).
+    sample from the logits of its last position (n when a parallel request's prompt ends here, otherwise 1). A beam
+    asks for ``num_top`` candidates instead.
     ``sequence`` is the engine's own object; an executor reads it and never changes it.
     """
 
@@ -177,6 +203,11 @@ class Chunk(msgspec.Struct):
     def tokens(self) -> list[int]:
         """The ``count`` token ids to compute."""
         return self.sequence.tokens[self.start : self.start + self.count]
+
+    @property
+    def num_top(self) -> int:
+        """Best next tokens to return with their log-probabilities, where it samples at all; 0: a token is sampled."""
+        return self.sequence.request.num_top
 
 
 @dataclass(slots=True)
@@ -210,7 +241,8 @@ class Plan:
 class Sample(msgspec.Struct, frozen=True):
     """What an executor returns for one chunk that samples.
 
-    ``tokens`` has ``num_samples`` ids, one a branch. ``top`` (only when asked) holds (token, logprob), best first.
+    ``tokens`` has ``num_samples`` ids, one a branch. With ``num_top`` it is empty, and ``top`` holds ``num_top`` pairs
+    (token, log-probability over the whole vocabulary), best first, without tokens that ``min_tokens`` forbids as yet.
     """
 
     tokens: tuple[int, ...]
@@ -278,7 +310,11 @@ class Stall:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step did. Ids are sequence ids (``a``, ``a#1``)."""
+    """What one step did. Ids are sequence ids (``a``, ``a#1``).
+
+    ``tokens`` are those emitted: one a branch that sampled; of a beam request all of its answers in the step in which
+    it ends, and nothing before. Beams that are no answer are among ``finished`` too, with the reason ``dropped``.
+    """
 
     step: int
     tokens: dict[str, list[int]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -49,7 +49,7 @@ def normalise_extra(extra: ExtraKey | None, request_id: str) -> tuple[tuple[str,
 def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
     reason, blocker = seq.wait_reason, seq.wait_blocker
     waiting = seq.state in (RequestState.WAITING, RequestState.PREEMPTED)
-    if waiting and head_of_line is not None and head_of_line is not seq:
+    if waiting and head_of_line is not None and head_of_line is not seq and not seq.candidates:
         reason, blocker = WaitReason.HEAD_OF_LINE, head_of_line.seq_id
     return RequestView(
         request_id=seq.seq_id,
@@ -116,39 +116,52 @@ def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant)
     )
 
 
-def request_event(request: Request, phase: str, now_ns: int) -> RequestEvent:
-    """The row of a request that arrived or, with what is known by then, ended."""
-    spec, params, seqs = request.spec, request.params, request.sequences
+def _asked(request: Request) -> dict[str, Any]:
+    """What was asked for: the fields that are known when a request arrives."""
+    spec, params = request.spec, request.params
+    return {
+        "request_id": request.request_id,
+        "req_index": request.submission,
+        "prompt_tokens": len(spec.prompt),
+        "requested_output_tokens": params.max_tokens,
+        "n": params.n,
+        "priority": spec.priority,
+        "tenant": spec.tenant,
+        "klass": spec.klass,
+        "session_id": spec.session_id,
+        "turn": spec.turn,
+        "parent_request_id": spec.parent_request_id,
+        "t_sched_ns": request.t_sched_ns,
+        "t_submit_ns": request.t_submit_ns,
+    }
+
+
+def arrived_event(request: Request) -> RequestEvent:
+    return RequestEvent(phase="arrived", t_ns=request.t_submit_ns, **_asked(request))
+
+
+def ended_event(request: Request, now_ns: int) -> RequestEvent:
+    """The row of a request that has ended."""
+    params, seqs = request.params, request.sequences
     gaps = [
         (s.t_last_token_ns - s.t_first_token_ns) // (s.num_output - 1)
         for s in seqs
         if s.num_output > 1 and s.t_last_token_ns is not None and s.t_first_token_ns is not None
+        if params.num_beams == 1  # beams emit an answer at once: there is no time between its tokens
     ]
     itl = [s.itl_max_ns for s in seqs if s.itl_max_ns is not None]
     last = [s.t_last_token_ns for s in seqs if s.t_last_token_ns is not None]
     parked = sum(s.preempted_ns for s in seqs)
     until = request.t_first_sched_ns if request.t_first_sched_ns is not None else now_ns
     return RequestEvent(
-        phase=phase,
+        phase="finished",
         t_ns=now_ns,
-        request_id=request.request_id,
-        req_index=request.submission,
-        prompt_tokens=len(spec.prompt),
-        requested_output_tokens=params.max_tokens,
-        n=params.n,
-        priority=spec.priority,
-        tenant=spec.tenant,
-        klass=spec.klass,
-        session_id=spec.session_id,
-        turn=spec.turn,
-        parent_request_id=spec.parent_request_id,
-        t_sched_ns=request.t_sched_ns,
-        t_submit_ns=request.t_submit_ns,
+        **_asked(request),
         output_tokens=sum(s.num_output for s in seqs),
         t_first_sched_ns=request.t_first_sched_ns,
         t_first_token_ns=request.t_first_token_ns,
         t_last_token_ns=max(last, default=None),
-        t_done_ns=now_ns if phase == "finished" else None,
+        t_done_ns=now_ns,
         tpot_ns=sum(gaps) // len(gaps) if gaps else None,
         itl_max_ns=max(itl, default=None),
         hit_tokens=request.cached_tokens,
@@ -166,7 +179,7 @@ def request_event(request: Request, phase: str, now_ns: int) -> RequestEvent:
 
 def rejected_event(request: Request, now_ns: int, error: str) -> RequestEvent:
     """The row of a request that never entered the queue, and the one line that says why."""
-    event = request_event(request, "finished", now_ns)
+    event = ended_event(request, now_ns)
     return msgspec.structs.replace(event, finish_reason=FinishReason.REJECTED.value, error=error)
 
 

@@ -18,13 +18,15 @@ class WaitingQueue:
         self._context = context
         self._entries: list[tuple[tuple[Any, ...], Sequence]] = []
         self._keys: dict[str, tuple[Any, ...]] = {}
+        self._aside: list[Sequence] = []  # beams with candidates: they have nothing to be admitted for
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._aside)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In queue order."""
-        return (seq for _, seq in self._entries)
+        """In queue order, those that are set aside last."""
+        yield from (seq for _, seq in self._entries)
+        yield from self._aside
 
     def begin_step(self, step: int, *, sort: bool = True) -> None:
         """Order the queue for this step. ``sort`` False: nobody can be admitted in it, the order of before will do.
@@ -44,12 +46,18 @@ class WaitingQueue:
         return self._entries[0][1] if self._entries else None
 
     def push(self, seq: Sequence) -> None:
-        """Complexity: O(log n) comparisons."""
+        """A beam that has its candidates is set aside: it is never the head. Complexity: O(log n) comparisons."""
+        if seq.candidates:
+            self._aside.append(seq)
+            return
         key = self.policy.rule(seq, self._context)
         self._keys[seq.seq_id] = key
         insort(self._entries, (key, seq))
 
     def remove(self, seq: Sequence) -> None:
+        if seq in self._aside:
+            self._aside.remove(seq)
+            return
         key = self._keys.pop(seq.seq_id)
         index = bisect_left(self._entries, key, key=lambda entry: entry[0])
         assert self._entries[index][1] is seq, f"{seq.seq_id} is not where its key says"

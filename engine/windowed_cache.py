@@ -12,6 +12,7 @@ under which it publishes next). Tokens are compared on a hit: a collision of key
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from kvtop.engine.errors import InvariantError
@@ -24,9 +25,9 @@ Level = dict[int, "Node"]
 
 
 class Node:
-    """One chain position. By group: ``blocks``, its own (or NULL_BLOCK), and ``below``, how many its children have."""
+    """One chain position; ``blocks``: its own of each group, or NULL_BLOCK."""
 
-    __slots__ = ("below", "blocks", "children", "depth", "extra", "key", "num_blocks", "num_standing", "number",
+    __slots__ = ("blocks", "children", "depth", "extra", "key", "num_blocks", "num_standing", "number",
                  "parent", "root", "tokens")  # fmt: skip
 
     def __init__(
@@ -37,7 +38,6 @@ class Node:
         self.depth = 0 if parent is None else parent.depth + 1
         self.children: Level = {}
         self.blocks = [NULL_BLOCK] * groups
-        self.below = [0] * groups
         self.num_blocks = 0
         self.num_standing = 0  # running sequences whose chain ends here
 
@@ -74,16 +74,6 @@ class WindowedCache(PublishedBlocks):
         self._roots: dict[Hashable, Level] = {}
         self._standing: dict[str, Node] = {}  # sequence id -> the end of its published chain
         self._num_made = 0
-
-    def num_children(self, block: int) -> int:
-        node, group = self._node[block], self._group[block]
-        return node.below[group] if node is not None and self.windows[group] is None else 0
-
-    def parent(self, block: int) -> int | None:
-        node, group = self._node[block], self._group[block]
-        if node is None or node.parent is None or self.windows[group] is not None:
-            return None
-        return node.parent.blocks[group]
 
     def parent_key(self, block: int) -> int:
         node = self._node[block]
@@ -191,18 +181,6 @@ class WindowedCache(PublishedBlocks):
         """The chain of ``seq`` ends where that of ``other`` does."""
         self.stand(seq, self._standing.get(other.seq_id))
 
-    def unpublish(self, block: int, step: int, cause: str) -> None:
-        node, group = self._node[block], self._group[block]
-        if node is None or self.num_children(block):
-            raise InvariantError(f"block {block} cannot leave the tree: {self.num_children(block)} children")
-        node.blocks[group] = NULL_BLOCK
-        node.num_blocks -= 1
-        if node.parent is not None:
-            node.parent.below[group] -= 1
-        self._node[block] = None
-        self._leave(block, (group, node.key), step, cause)
-        self._prune(node)
-
     def forget_chains(self) -> None:
         """After a reset nobody publishes under a chain that began before it."""
         standing, self._standing = self._standing, {}
@@ -238,16 +216,32 @@ class WindowedCache(PublishedBlocks):
             self._note_first_tokens(tokens)
         return Node(self._num_made, seq.keys[index], tokens, extra, parent, seq.request.extra, len(self.windows))
 
+    def _detach(
+        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
+    ) -> tuple[list[int], Iterable[Hashable]]:
+        parent_keys, ghosts = [], []
+        for block, key in zip(blocks, keys, strict=True):
+            parent_keys.append(self.parent_key(block))
+            node, group = self._node[block], self._group[block]
+            assert node is not None
+            ghosts.append((group, key))
+            node.blocks[group] = NULL_BLOCK
+            node.num_blocks -= 1
+            self._node[block] = None
+            self._prune(node)
+        return parent_keys, ghosts
+
     def _place(self, block: int, group: int, node: Node, step: int) -> None:
-        if node.parent is not None:
-            if self.windows[group] is None and node.parent.blocks[group] == NULL_BLOCK:
+        parent = None
+        if node.parent is not None and self.windows[group] is None:
+            parent = node.parent.blocks[group]
+            if parent == NULL_BLOCK:
                 raise InvariantError(f"block {block} would hang under a chain that group {group} does not hold")
-            node.parent.below[group] += 1
         node.blocks[group] = block
         node.num_blocks += 1
         self._node[block], self._group[block] = node, group
         self._ghosts.pop((group, node.key), None)
-        self._enter(block, node.key, node.depth, step)
+        self._enter((block,), (node.key,), parent, node.depth, step)
 
     def _prune(self, node: Node | None) -> None:
         """Remove ``node`` and those above it that nothing needs any more."""
@@ -268,14 +262,18 @@ class WindowedCache(PublishedBlocks):
             if node.num_standing != sum(1 for n in self._standing.values() if n is node):
                 raise InvariantError(f"{node.num_standing} sequences stand on a node at depth {node.depth}")
             for group, block in enumerate(node.blocks):
-                below = sum(child.blocks[group] != NULL_BLOCK for child in node.children.values())
-                if node.below[group] != below:
-                    raise InvariantError(f"group {group} has {below} blocks below a node, counted {node.below[group]}")
+                below = [b for child in node.children.values() if (b := child.blocks[group]) != NULL_BLOCK]
+                if self.windows[group] is not None:  # there any block may go
+                    below = []
                 if block == NULL_BLOCK:
-                    if below and self.windows[group] is None:
+                    if below:
                         raise InvariantError(f"group {group}: children outlived their parent at depth {node.depth}")
                     continue
                 found[block] = node
+                if self.num_children[block] != len(below):
+                    raise InvariantError(f"block {block} has {len(below)} below it, counted {self.num_children[block]}")
+                if any(self.parent[child] != block for child in below):
+                    raise InvariantError(f"blocks {below} hang under block {block} but disagree about it")
                 if self._node[block] is not node or self._group[block] != group or self.key[block] != node.key:
                     raise InvariantError(f"block {block} is on a node it disagrees with")
             if node.num_blocks != sum(block != NULL_BLOCK for block in node.blocks):

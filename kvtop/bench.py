@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import KvtopError, UsageError
 from kvtop.engine.events import Event, Notice, RequestEvent, RunEnded, RunStarted, StepEvent
+from kvtop.labels import setting
 from kvtop.results.files import file_error
 from kvtop.results.manifest import MANIFEST_NAME, read_manifest
 from kvtop.results.rundir import check_not_in_use, prepare_run_dir, run_dir_name
@@ -74,6 +77,8 @@ class Outcome:
 
 Observer = Callable[[Progress], None]
 
+_FIELDS = msgspec.structs.fields(EngineConfig)
+
 
 def point_label(spec: RunSpec) -> str:
     """``lpm mooncake-conversation [contiguous-max] [r1]``: short and unambiguous within one bench."""
@@ -83,6 +88,28 @@ def point_label(spec: RunSpec) -> str:
     if spec.replicate:
         parts.append(f"r{spec.replicate}")
     return " ".join(parts)
+
+
+def point_labels(specs: Sequence[RunSpec]) -> list[str]:
+    """``point_label`` of each, and whatever else tells apart those of one policy, workload and allocator."""
+    plain = [point_label(msgspec.structs.replace(spec, replicate=0)) for spec in specs]
+    labels = []
+    for spec, name in zip(specs, plain, strict=True):
+        alike = [_settings(other) for other, label in zip(specs, plain, strict=True) if label == name]
+        own = _settings(spec)
+        told = [setting(key, own[key]) for key in own if any(other[key] != own[key] for other in alike)]
+        labels.append(
+            " ".join([name, *(text for text in told if text), *([f"r{spec.replicate}"] * (spec.replicate > 0))])
+        )
+    return labels
+
+
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    """What a point is besides its policy, workload, allocator and replicate; the engine's defaults included."""
+    defaults = {field.name: None if field.default is msgspec.NODEFAULT else field.default for field in _FIELDS}
+    shown = {key: value for key, value in (defaults | spec.engine).items() if key not in ("policy", "allocator")}
+    sizes = {"num_blocks": spec.num_blocks, "kv_memory_bytes": spec.kv_memory_bytes}
+    return shown | sizes | {"executor": spec.executor, "model": spec.model, "device": spec.device}
 
 
 def replicates(spec: RunSpec, count: int) -> list[RunSpec]:
@@ -138,13 +165,15 @@ def _check_writable(out_dir: Path) -> None:
         raise UsageError(str(file_error(out_dir, error))) from None
 
 
-def run_point(spec: RunSpec, observe: Observer, *, force: bool = False) -> Outcome:
+def run_point(spec: RunSpec, observe: Observer, *, label: str | None = None, force: bool = False) -> Outcome:
     """Run one point to its end in a child process. A failure is an outcome, not an exception.
+
+    ``label`` is what it is called (default: ``point_label``).
 
     Raises:
         KeyboardInterrupt: after the child was stopped in good order; its finished rows are on disk.
     """
-    label = point_label(spec)
+    label = point_label(spec) if label is None else label
     run_dir = None if spec.run_dir is None else Path(spec.run_dir)
     try:
         if run_dir is not None:

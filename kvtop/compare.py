@@ -5,13 +5,15 @@ A *column* is one configuration; its runs are replicates of it. With several rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvtop.compare_notes import comparison_notes
 from kvtop.engine.errors import KvtopError, UsageError
+from kvtop.labels import setting, short
+from kvtop.measures import MEASURES, Measure, class_measures
 from kvtop.memory_report import memory_by_column
 from kvtop.stats import mean
 from kvtop.summary import RunSummary, load_run
@@ -33,49 +35,6 @@ CONFIGURATION = (
     "gpu", "cpu", "kvtop",
 )  # fmt: skip
 """Manifest keys that make a column; those that differ between columns name it, policy always."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One row: how to read it from a run. ``n`` counts the values behind it, where that is not the whole run."""
-
-    key: str
-    label: str
-    unit: str  # ns, /s, ratio, count
-    read: Callable[[RunSummary], float | None]
-    n: Callable[[RunSummary], int] | None = None
-
-
-def _latency(key: str, label: str) -> list[Measure]:
-    def reader(part: str) -> Callable[[RunSummary], float | None]:
-        return lambda run: getattr(getattr(run, key), part)
-
-    def count(run: RunSummary) -> int:
-        return getattr(run, key).n
-
-    return [
-        Measure(f"{key}_{part}_ns", f"{label} {part}", "ns", reader(part), count)
-        for part in ("mean", "p50", "p95", "p99")
-    ]
-
-
-MEASURES: tuple[Measure, ...] = (
-    *_latency("ttft", "TTFT"),
-    *_latency("itl", "ITL"),
-    *_latency("tpot", "TPOT"),
-    *_latency("e2e", "E2E"),
-    Measure("output_tokens_s", "output tokens/s", "/s", lambda run: run.output_tokens_s),
-    Measure("total_tokens_s", "prompt + output tokens/s", "/s", lambda run: run.total_tokens_s),
-    Measure("busy_output_tokens_s", "output tokens/s, busy part", "/s", lambda run: run.busy_output_tokens_s),
-    Measure("requests_s", "requests/s", "/s", lambda run: run.requests_s),
-    Measure("steady_requests_s", "requests/s, first to last done", "/s", lambda run: run.steady_requests_s),
-    Measure("hit_rate", "prefix hit rate", "ratio", lambda run: run.hit_rate),
-    Measure("preemptions", "preemptions", "count", lambda run: run.preemptions),
-    Measure("evictions", "evictions", "count", lambda run: run.evictions),
-    Measure("peak_used_blocks", "peak used blocks", "count", lambda run: run.peak_used_blocks),
-    Measure("peak_occupancy", "peak occupancy", "ratio", lambda run: run.peak_occupancy),
-    Measure("duration_ns", "duration", "ns", lambda run: run.duration_ns),
-)
 
 
 @dataclass(slots=True)
@@ -141,6 +100,10 @@ class Comparison:
             "values": {measure.key: column.value(measure) for measure in MEASURES},
             "n": {measure.key: column.n(measure) for measure in MEASURES if measure.n is not None},
             "change_from_first": {measure.key: self.change(measure, column) for measure in MEASURES},
+            "classes": {
+                name: {measure.key: column.value(measure) for measure in measures}
+                for name, measures in class_measures([run for column in self.columns for run in column.runs]).items()
+            },
             "memory": self.memory[index] if self.memory else None,
             "runs": [run.as_json() for run in column.runs],
         }
@@ -194,7 +157,17 @@ def _load(path: Path) -> tuple[list[RunSummary], list[str]]:
     from kvtop.results.load import find_runs
 
     inside = find_runs(path)
-    return ([load_run(path)], []) if inside in ([], [path]) else load_readable(inside)
+    if inside in ([], [path]):
+        return [load_run(path)], []
+    runs, failed = load_readable(inside)
+    return sorted(runs, key=_place), failed
+
+
+def _place(run: RunSummary) -> list[Any]:
+    """Where a run of a directory comes: by the name without its hash, then by its settings, off before on."""
+    values = [run.manifest.get(key) for key in CONFIGURATION]
+    numbers = [(float(v), "") if isinstance(v, int | float) else (-1.0, str(v or "")) for v in values]
+    return [Path(run.path).name.rpartition("-")[0], *numbers]
 
 
 def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparison:
@@ -222,14 +195,9 @@ def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:
             part = run.manifest.get("replicate") if key == "workload_hash" else None
             first_value, first = seen.setdefault(part, (value, run))
             if value != first_value:
-                conflicts[f"{name} is {_short(first_value)} in {first.path} and {_short(value)} in {run.path}"] = None
+                conflicts[f"{name} is {short(first_value)} in {first.path} and {short(value)} in {run.path}"] = None
                 break
     return list(conflicts)
-
-
-def _short(value: Any) -> str:
-    text = "not recorded" if value is None else str(value)
-    return text if len(text) <= 16 else text[:12] + "..."
 
 
 def _shared(runs: Sequence[RunSummary]) -> dict[str, Any]:
@@ -260,7 +228,7 @@ def _name(columns: list[Column]) -> None:
     manifests = [column.runs[0].manifest for column in columns]
     differing = [key for key in CONFIGURATION if key != "policy" and len({repr(m.get(key)) for m in manifests}) > 1]
     for column, manifest in zip(columns, manifests, strict=True):
-        parts = [str(manifest.get("policy") or "?"), *(_part(key, manifest.get(key)) for key in differing)]
+        parts = [str(manifest.get("policy") or "?"), *(setting(key, manifest.get(key)) for key in differing)]
         column.label = " ".join(part for part in parts if part)
     labels = [column.label for column in columns]
     for column in columns:
@@ -270,20 +238,3 @@ def _name(columns: list[Column]) -> None:
     for index, column in enumerate(columns):
         if labels.count(column.label) > 1:
             column.label = f"{column.label} #{labels[: index + 1].count(column.label)}"
-
-
-_BARE = {  # their values speak for themselves
-    "workload", "allocator", "eviction", "batch_policy", "victim", "executor", "model", "device", "dtype", "kv_dtype",
-    "clock",
-}  # fmt: skip
-
-
-_SWITCH = {"prefix_caching": "cache", "chunked_prefill": "chunked"}
-
-
-def _part(key: str, value: Any) -> str:
-    if key in _BARE:
-        return "" if value is None else Path(str(value)).name
-    if key in _SWITCH:
-        return f"{_SWITCH[key]}={'on' if value else 'off'}"
-    return f"{key}={_short(value)}"

@@ -9,7 +9,7 @@ Every figure is None where it was not measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,18 @@ _S = 1_000_000_000
 
 _REQUEST_COLUMNS = (
     "request_id", "status", "phase", "prompt_tokens", "output_tokens", "t_sched_ns", "t_done_ns", "t_first_token_ns",
-    "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "num_preemptions",
+    "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "num_preemptions", "class",
 )  # fmt: skip
 _MEASURED = ("ok", "cutoff")  # whose emitted tokens count for TTFT and ITL
 _STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLatency:
+    """TTFT and ITL (ns) of the requests of one class."""
+
+    ttft: Distribution
+    itl: Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,8 @@ class RunSummary:
     evictions: int
     peak_used_blocks: int | None
     num_blocks: int | None
+    classes: dict[str, ClassLatency] = field(default_factory=dict)  # empty where all requests are of one class
+    samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind ttft, itl, tpot and e2e
 
     @property
     def num_requests(self) -> int:
@@ -72,8 +82,10 @@ class RunSummary:
         return ratio(self.peak_used_blocks, self.num_blocks)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data without NaN; null where not measured."""
-        return asdict(self) | {
+        """Plain data without NaN and without the samples; null where not measured."""
+        data = asdict(replace(self, samples={}))
+        del data["samples"]
+        return data | {
             "num_requests": self.num_requests,
             "num_ok": self.num_ok,
             "peak_occupancy": self.peak_occupancy,
@@ -103,6 +115,12 @@ def load_run(run_dir: Path) -> RunSummary:
         raise KvtopError(f"{run_dir}: {error}") from None
     ok = [row for row in rows if row["status"] == "ok"]
     gaps, busy_tokens_s = _token_measures(frames, rows, _busy_part(steps))
+    samples = {
+        "ttft": _known(rows, "ttft_ns", _MEASURED),
+        "itl": [gap for of_class in gaps.values() for gap in of_class],
+        "tpot": _known(ok, "tpot_ns"),
+        "e2e": _known(ok, "e2e_ns"),
+    }
     duration = _duration(rows, steps)
     output = sum(row["output_tokens"] or 0 for row in rows)
     prompt = sum(row["prompt_tokens"] or 0 for row in rows if row["t_first_token_ns"] is not None)
@@ -116,10 +134,10 @@ def load_run(run_dir: Path) -> RunSummary:
         manifest=manifest,
         status=str(manifest.get("status") or "unknown"),
         statuses=_count(str(row["status"]) for row in rows),
-        ttft=Distribution.of(row["ttft_ns"] for row in rows if row["status"] in _MEASURED),
-        itl=gaps,
-        tpot=Distribution.of(row["tpot_ns"] for row in ok),
-        e2e=Distribution.of(row["e2e_ns"] for row in ok),
+        ttft=Distribution.of(samples["ttft"]),
+        itl=Distribution.of(samples["itl"]),
+        tpot=Distribution.of(samples["tpot"]),
+        e2e=Distribution.of(samples["e2e"]),
         queue=Distribution.of(row["queue_total_ns"] for row in ok),
         duration_ns=duration,
         output_tokens=output,
@@ -135,7 +153,28 @@ def load_run(run_dir: Path) -> RunSummary:
         evictions=int(steps["evictions"].sum()),
         peak_used_blocks=_peak(steps, "used_blocks"),
         num_blocks=manifest.get("num_blocks"),
+        classes=_classes(rows, gaps),
+        samples=samples,
     )
+
+
+def _known(rows: list[dict[str, Any]], column: str, statuses: tuple[str, ...] | None = None) -> list[float]:
+    """The values of a column that are not null."""
+    return [row[column] for row in rows if row[column] is not None and (statuses is None or row["status"] in statuses)]
+
+
+def _classes(rows: list[dict[str, Any]], gaps: dict[str, list[float]]) -> dict[str, ClassLatency]:
+    """By class, in alphabetical order; nothing where there are not two of them."""
+    names = sorted({row["class"] or "" for row in rows})
+    if len(names) < 2:
+        return {}
+    return {
+        name: ClassLatency(
+            Distribution.of(_known([row for row in rows if (row["class"] or "") == name], "ttft_ns", _MEASURED)),
+            Distribution.of(gaps.get(name, ())),
+        )
+        for name in names
+    }
 
 
 def _rows(table: pl.LazyFrame, columns: tuple[str, ...]) -> pl.DataFrame:
@@ -190,12 +229,13 @@ def _busy_part(steps: pl.DataFrame) -> tuple[int, int] | None:
 
 def _token_measures(
     frames: Path | None, rows: list[dict[str, Any]], busy: tuple[int, int] | None
-) -> tuple[Distribution, float | None]:
-    """ITL of requests that did not fail, and output tokens per second in the busy part; nothing without a recording."""
+) -> tuple[dict[str, list[float]], float | None]:
+    """Gaps between tokens (ns) by class, of requests that did not fail, and output tokens per second in the busy part;
+    nothing without a recording."""
     if frames is None:
-        return Distribution(0), None
-    measured = {row["request_id"] for row in rows if row["status"] in _MEASURED}
-    gaps: list[float] = []
+        return {}, None
+    measured = {row["request_id"]: row["class"] or "" for row in rows if row["status"] in _MEASURED}
+    gaps: dict[str, list[float]] = {}
     last: dict[str, int] = {}
     busy_tokens = 0
     for sequence, request, t_ns, num_tokens in _emissions(frames, {row["request_id"] for row in rows}):
@@ -204,8 +244,8 @@ def _token_measures(
         before, last[sequence] = last.get(sequence), t_ns
         if before is not None and request in measured:
             # k tokens in one step make k gaps of gap / k: their sum stays last - first
-            gaps += [(t_ns - before) / num_tokens] * num_tokens
-    return Distribution.of(gaps), None if busy is None else ratio(busy_tokens * _S, busy[1] - busy[0])
+            gaps.setdefault(measured[request], []).extend([(t_ns - before) / num_tokens] * num_tokens)
+    return gaps, None if busy is None else ratio(busy_tokens * _S, busy[1] - busy[0])
 
 
 def _emissions(frames: Path, request_ids: set[str]) -> Iterator[tuple[str, str, int, int]]:

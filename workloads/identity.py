@@ -15,7 +15,8 @@ def workload_hash(rows: list[Row], *, seed: int, vocab_size: int) -> str:
     """SHA-256 (hex) of everything that is served: arrivals, lengths, what is shared, sampling, seed and vocabulary.
 
     The text hashed is one JSON array a line: ``[VERSION, seed, vocab_size]``, then for each row every field in the
-    order of the list below. Names, paths, formats and compression are not in it: the same requests have the same hash.
+    order of the list below (``num_beams`` last, where it is above 1). Names, paths, formats and compression are not in
+    it: the same requests have the same hash.
     """
     digest = hashlib.sha256()
     encoder = msgspec.json.Encoder()
@@ -41,4 +42,5 @@ def _served(row: Row) -> list[object]:
         row.session_id,
         row.turn,
         row.parent_request_id,
+        *([row.num_beams] if row.num_beams > 1 else ()),
     ]

@@ -43,6 +43,7 @@ class ReplaySource:
         params = SamplingParams(
             max_tokens=row.output_tokens,
             n=row.n,
+            num_beams=row.num_beams,
             temperature=row.temperature,
             seed=self._tokens.sampling_seed(index) if sampled else None,
             ignore_eos=True,

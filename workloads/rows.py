@@ -22,7 +22,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     hash_ids: tuple[int, ...] = ()
     hash_block_tokens: int = 0  # 0: no hash ids
     shared_tokens: int = 0
-    n: int = 1  # parallel samples
+    n: int = 1  # parallel samples, or answers of a beam search
+    num_beams: int = 1
     temperature: float = 0.0
     priority: int = 0
     tenant: str = ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import repeat
 
 from kvtop.engine.block_pool import BlockPool
 from kvtop.engine.config import EngineConfig
@@ -43,8 +45,8 @@ class Allocator(ABC):
         self.block_size = config.block_size
         # Without prefix caching nothing is ever idle: the evictor stays empty over an empty tree.
         cache = cache or PrefixCache(config.num_blocks, config.block_size)
-        evictor = make_evictor(config.eviction, config.num_blocks, cache)
-        self.pool = BlockPool(config.num_blocks, config.block_size, evictor, config.deferred_free_steps)
+        evictor = make_evictor(config.eviction, cache)
+        self.pool = BlockPool(cache.key, config.block_size, evictor, config.deferred_free_steps)
         self.step = 0
         self.num_settled = 0  # deferred frees that fell due in this step
         self.promised = 0  # blocks promised to admitted sequences and not allocated yet
@@ -98,19 +100,14 @@ class Allocator(ABC):
 
     def commit(self, seq: Sequence, start: int) -> None:
         """Positions ``start .. num_computed - 1`` are computed: account the slots (and publish, with caching)."""
-        size, end, pool = self.block_size, seq.num_computed, self.pool
-        first, last = start // size, (end - 1) // size
         for table in seq.block_tables:
-            for index in range(first, last):
-                pool.set_filled(table[index], size)
-            pool.set_filled(table[last], end - last * size)
+            self.pool.fill(table, start, seq.num_computed)
 
     def release(self, seq: Sequence) -> None:
         """Give back every block of ``seq``, tail first, so that a chain's head outlives its tail."""
         table = seq.block_table[::-1]
-        self.pool.release(table, seq.seq_id, self.is_published, self.step)
-        for block in table:
-            self.recorder.decide(("free", seq.seq_id, GROUP, block, "release"))
+        self.pool.release(table, seq.seq_id, self.step)
+        self.recorder.decide_all(zip(repeat("free"), repeat(seq.seq_id), repeat(GROUP), table, repeat("release")))
         self.promised -= seq.promised
         seq.promised = 0
         seq.block_table = []
@@ -124,9 +121,6 @@ class Allocator(ABC):
     def end(self, seq: Sequence) -> None:
         """``seq`` has finished: nothing of it is kept for a return."""
         self.release(seq)
-
-    def is_published(self, block: int) -> bool:
-        return False
 
     def group_of(self, block: int) -> int:
         """The KV group whose layers ``block`` holds."""
@@ -150,10 +144,10 @@ class Allocator(ABC):
     def _take(self, blocks: list[int], seq: Sequence, group: int = GROUP) -> None:
         """Take planned blocks and append them to the group's table."""
         self.pool.take(blocks, seq.seq_id)
-        decide, table = self.recorder.decide, seq.block_tables[group]
-        for block in blocks:
-            decide(("alloc", seq.seq_id, group, block, len(table) * self.block_size))
-            table.append(block)
+        table = seq.block_tables[group]
+        starts = count_from(len(table) * self.block_size, self.block_size)
+        self.recorder.decide_all(zip(repeat("alloc"), repeat(seq.seq_id), repeat(group), blocks, starts))
+        table += blocks
         seq.peak_blocks = max(seq.peak_blocks, seq.num_held)
 
     def _copy_block(self, source: int, dest: int, seq: Sequence, index: int, group: int = GROUP) -> None:

@@ -15,7 +15,7 @@ from kvtop.engine.host_pool import HostPool
 from kvtop.engine.published import PublishedBlocks
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, Plan, ResetResult, Shortage, WaitReason
+from kvtop.engine.types import Plan, ResetResult, Shortage, WaitReason
 
 
 class CachingAllocator(Allocator):
@@ -26,16 +26,17 @@ class CachingAllocator(Allocator):
     def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PublishedBlocks) -> None:
         super().__init__(config, recorder, cache)
         self.caching = config.caching
+        self._group = [GROUP] * config.num_blocks  # whose layers a block holds, by block
         self.host = HostPool(config.host_blocks)
         self._swap_out: list[tuple[int, int]] = []  # (block, host block)
         self._swap_in: list[tuple[Sequence, list[int], list[int]]] = []  # sequence, host blocks, blocks
 
-    def is_published(self, block: int) -> bool:
-        return self.cache.is_published(block)
-
     def writable(self, block: int) -> bool:
         """Exactly one table holds it, and the tree does not."""
         return self.pool.refcount[block] - self.pool.pins[block] == 1 and not self.cache.is_published(block)
+
+    def group_of(self, block: int) -> int:
+        return self._group[block]
 
     def cached_tokens(self, seq: Sequence) -> int:
         return self.cache.num_matching(seq) if self.caching else 0
@@ -50,7 +51,8 @@ class CachingAllocator(Allocator):
             for index in range(child.num_dropped[group], len(table)):
                 self.pool.acquire(table[index], child.seq_id)
                 self.recorder.decide(("share", child.seq_id, group, table[index], index * self.block_size, "fork"))
-        child.saved_blocks = child.peak_saved = child.peak_blocks = child.num_held
+        child.saved_blocks = held = child.num_held
+        child.peak_saved, child.peak_blocks = max(child.peak_saved, held), max(child.peak_blocks, held)
         child.num_computed = parent.num_computed
         child.num_published = parent.num_published
         child.cache_epoch = parent.cache_epoch
@@ -61,10 +63,9 @@ class CachingAllocator(Allocator):
     def reset(self) -> ResetResult:
         """Forget every prefix. Blocks in use stay with their owners and are never published again."""
         result = ResetResult.DONE
-        for block in self.cache.leaves_first():
-            key = self.cache.key[block]
-            self.cache.unpublish(block, self.step, "reset")
-            self.recorder.decide(("unpublish", self.group_of(block), block, key, "reset"))
+        for gone in self.cache.unpublish(self.cache.leaves_first(), self.step, "reset"):
+            block = gone.block
+            self.recorder.decide(("unpublish", self.group_of(block), block, gone.key, "reset"))
             if self.pool.refcount[block]:
                 result = ResetResult.PARTIAL
             else:
@@ -75,19 +76,25 @@ class CachingAllocator(Allocator):
 
     def evict(self, block: int, cause: str) -> None:
         """Take an idle block out of the tree: it becomes fresh."""
-        cache = self.cache
-        key, parent_key = cache.key[block], cache.parent_key(block)
-        assert key is not None
-        age, idle = self.step - cache.published_step[block], self.step - cache.last_use_step[block]
-        eviction = Eviction(block, key, parent_key, cause, self.step, age, idle, cache.uses[block])
-        parent = cache.parent(block)
-        cache.unpublish(block, self.step, cause)
+        parents = self._evict([block], cause)
         self.pool.to_fresh(block)
-        if parent is not None:
-            self.pool.evictor.child_gone(parent)
-        self.evictions.append(eviction)
-        self.num_evictions += 1
-        self.recorder.decide(("evict", cause, self.group_of(block), block, key, parent_key, age, idle, eviction.uses))
+        self.pool.evictor.children_gone(parents)
+
+    def _evict(self, blocks: list[int], cause: str) -> list[int]:
+        """Take idle blocks out of the tree, children before parents; the caller takes them out of the evictor.
+
+        Returns the blocks whose children they were: the evictor is told once they are gone.
+        """
+        parents = [parent for parent in map(self.cache.parent.__getitem__, blocks) if parent is not None]
+        evictions = self.cache.unpublish(blocks, self.step, cause)
+        self.evictions += evictions
+        self.num_evictions += len(evictions)
+        group = self._group
+        self.recorder.decide_all(
+            ("evict", cause, group[e.block], e.block, e.key, e.parent_key, e.age_steps, e.idle_steps, e.uses)
+            for e in evictions
+        )
+        return parents
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -173,23 +180,28 @@ class CachingAllocator(Allocator):
         return Shortage(WaitReason.FAULT if self.pool.fault else self._why_short(need, have), need, have)
 
     def _evict_and_take(self, plan: list[int], seq: Sequence, group: int = GROUP) -> None:
-        for block in plan:
-            if self.cache.is_published(block):
-                self.evict(block, seq.seq_id)
+        """Planned blocks, idle ones among them, become the next of ``seq``."""
+        parents = self._evict_idle(plan, seq)
         self._take(plan, seq, group)
+        self.pool.evictor.children_gone(parents)
+
+    def _evict_idle(self, plan: list[int], seq: Sequence) -> list[int]:
+        keys = self.cache.key
+        idle = [block for block in plan if keys[block] is not None]
+        return self._evict(idle, seq.seq_id) if idle else []
 
     def _copy_on_write(self, seq: Sequence, dest: int, group: int = GROUP) -> None:
         index = seq.num_computed // self.block_size
         table = seq.block_tables[group]
         source = table[index]
-        if self.cache.is_published(dest):
-            self.evict(dest, seq.seq_id)
+        parents = self._evict_idle([dest], seq)
         self.pool.take([dest], seq.seq_id)
+        self.pool.evictor.children_gone(parents)
         table[index] = dest
         seq.saved_blocks -= 1
         seq.num_published = min(seq.num_published, index)
         self._copy_block(source, dest, seq, index, group)
-        self.pool.release([source], seq.seq_id, self.is_published, self.step)
+        self.pool.release([source], seq.seq_id, self.step)
 
     def _switch_to(self, standing: int, seq: Sequence, index: int, group: int = GROUP) -> None:
         """Another sequence published the same tokens first: use its block and release the own copy.
@@ -204,7 +216,7 @@ class CachingAllocator(Allocator):
         seq.saved_blocks += 1
         seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
         self.recorder.decide(("share", seq.seq_id, group, standing, index * self.block_size, "dedup"))
-        self.pool.release([own], seq.seq_id, self.is_published, self.step)
+        self.pool.release([own], seq.seq_id, self.step)
         self.recorder.decide(("free", seq.seq_id, group, own, "dedup"))
 
     def check(self, sequences: Iterable[Sequence]) -> None:

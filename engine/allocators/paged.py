@@ -6,7 +6,9 @@ the tree over prefixes is that of Zheng et al., "SGLang", 2024, with whole block
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
+from itertools import repeat
 
 from kvtop.engine.allocators.base import GROUP, Admission
 from kvtop.engine.allocators.caching import CachingAllocator
@@ -28,6 +30,11 @@ class PagedAllocator(CachingAllocator):
             config.num_blocks, config.block_size, key_fn=key_fn, ghost_entries=config.ghost_entries
         )
         super().__init__(config, recorder, self.cache)
+        self._unpublished: list[Sequence] | None = None  # ``_computing``, once it was asked for in this step
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        self._unpublished = None
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -60,9 +67,15 @@ class PagedAllocator(CachingAllocator):
         self._evict_and_take(plan, seq)
         seq.num_published = len(hits)
         seq.cache_epoch = self.cache.epoch
-        seq.promised = missing - first
-        self.promised += seq.promised
+        self._promise(seq, missing - first)
         return Admission(cached, count, need, have, lookup)
+
+    def _promise(self, seq: Sequence, num_blocks: int) -> None:
+        """``seq`` starts, and ``num_blocks`` of what it will need are not allocated yet."""
+        seq.promised = num_blocks
+        self.promised += num_blocks
+        if self._unpublished is not None:
+            insort(self._unpublished, seq, key=lambda s: s.order)
 
     def ready(self, seq: Sequence, end: int) -> bool:
         size, table, start = self.block_size, seq.block_tables[0], seq.num_computed
@@ -121,35 +134,45 @@ class PagedAllocator(CachingAllocator):
         size, held = self.block_size, len(seq.host_table)
         back = [(GROUP, seq.block_table[i], min(size, seq.num_swapped - i * size)) for i in range(held)]
         cached = self._bring_back(seq, back)
-        seq.promised = need - first
-        self.promised += seq.promised
+        self._promise(seq, need - first)
         return Admission(cached, count, need, have, Lookup([], MissReason.LAST_TOKEN))
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
     def commit(self, seq: Sequence, start: int) -> None:
-        super().commit(seq, start)
+        self.pool.fill(seq.block_tables[0], start, seq.num_computed)
         full = seq.num_computed // self.block_size
         if seq.num_published >= full or not self.caching or seq.cache_epoch != self.cache.epoch:
             return
         self.cache.extend_keys(seq)
-        for index in range(seq.num_published, full):
-            own = seq.block_table[index]
-            standing = self.cache.publish(seq, index, self.step)
+        while (first := seq.num_published) < full:
+            end = self.cache.publish(seq, first, full, self.step)
+            self._record_published(seq, first, end)
+            seq.num_published = end
+            if end == full:
+                return
+            standing = self.cache.standing(seq, end)
             if standing is None:  # the key belongs to other tokens: nothing behind this block can be found either
                 seq.cache_epoch = -1
                 return
-            if standing == own:
-                self.recorder.decide(
-                    ("publish", seq.seq_id, GROUP, own, self.cache.key[own], self.cache.parent_key(own))
-                )
+            if standing == seq.block_table[end]:
+                self._record_published(seq, end, end + 1)
             else:
-                self._switch_to(standing, seq, index)
-            seq.num_published = index + 1
+                self._switch_to(standing, seq, end)
+            seq.num_published = end + 1
+
+    def _record_published(self, seq: Sequence, first: int, end: int) -> None:
+        if first < end:
+            blocks, keys = seq.block_table[first:end], seq.keys[first:end]
+            parent_keys = [self.cache.parent_key(blocks[0]), *keys]
+            self.recorder.decide_all(
+                zip(repeat("publish"), repeat(seq.seq_id), repeat(GROUP), blocks, keys, parent_keys, strict=False)
+            )
 
     def release(self, seq: Sequence) -> None:
+        last_use, step = self.cache.last_use_step, self.step
         for block in seq.block_table[: seq.num_published]:
-            self.cache.last_use_step[block] = self.step
+            last_use[block] = step
         super().release(seq)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -157,7 +180,16 @@ class PagedAllocator(CachingAllocator):
     def _explain(self, seq: Sequence, hits: list[int], running: list[Sequence]) -> Lookup:
         if not self.caching:
             return Lookup([], MissReason.CACHE_OFF)
-        return self.cache.explain(seq, hits, running)
+        return self.cache.explain(seq, hits, self._computing(running))
+
+    def _computing(self, running: list[Sequence]) -> list[Sequence]:
+        """Running sequences with whole blocks that are not published yet, in static order.
+
+        Made once a step: admissions that each walk over all who run cost as much as all else at 2,000 of them.
+        """
+        if self._unpublished is None:
+            self._unpublished = [seq for seq in running if seq.num_published < len(seq.keys)]
+        return self._unpublished
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         sequences = list(sequences)

@@ -37,10 +37,6 @@ class WindowedAllocator(CachingAllocator):
         )
         super().__init__(config, recorder, self.cache)
         self._windowed = [(g, w) for g, w in enumerate(config.kv_groups) if w is not None]
-        self._group = [GROUP] * config.num_blocks
-
-    def group_of(self, block: int) -> int:
-        return self._group[block]
 
     # -- admission -----------------------------------------------------------------------------------------------
 
@@ -241,7 +237,7 @@ class WindowedAllocator(CachingAllocator):
         for _, block in held:
             if self.cache.is_published(block):
                 self.cache.last_use_step[block] = self.step
-        self.pool.release([block for _, block in held], seq.seq_id, self.is_published, self.step)
+        self.pool.release([block for _, block in held], seq.seq_id, self.step)
         for group, block in held:
             self.recorder.decide(("free", seq.seq_id, group, block, reason))
 

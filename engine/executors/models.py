@@ -44,7 +44,8 @@ class ModelInfo:
     """Facts about a loaded model. Bytes are exact; ``num_kv_heads`` and ``head_dim`` are those of the first layer.
 
     ``kv_bytes_per_token`` covers K and V of all layers. ``max_model_len`` is None where the model states none.
-    ``notices`` are sentences the user should see (a fallback, a cache that could not be written).
+    ``notices`` are sentences the user should see (a fallback, a cache that could not be written). ``computed_by`` says
+    which kernels run it: torch's, or kvtop's CPU kernels and what of the model they replace.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelInfo:
     weight_bytes: int
     fallback_from: str | None = None
     notices: tuple[str, ...] = ()
+    computed_by: str = "torch"
 
 
 def resolve(model: str) -> ResolvedModel:

@@ -39,6 +39,22 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], eos_token_ids: Sequence[
     ]
 
 
+def best(
+    logits: Tensor, specs: Sequence[SampleSpec], num_top: Sequence[int], eos_token_ids: Sequence[int]
+) -> list[tuple[tuple[int, float], ...]]:
+    """The ``num_top`` best (token, log-probability) of each row of ``logits`` (len(specs), V), best first.
+
+    Log-probabilities are over the whole vocabulary, in fp32 as in transformers: what ``min_tokens``
+    forbids is left out afterwards, and changes no other score.
+    """
+    scores = _forbid_stops(logits.float().log_softmax(-1), specs, eos_token_ids)
+    values, tokens = scores.topk(max(num_top))
+    return [
+        tuple(zip(row[:count], scores[:count], strict=True))
+        for row, scores, count in zip(tokens.tolist(), values.tolist(), num_top, strict=True)
+    ]
+
+
 def uniform(seed: int | None, submission: int, branch: int, index: int) -> float:
     """The one random number in [0, 1) of an output token, 53 bits; without a seed the submission number is it."""
     stream = f"submission {submission}" if seed is None else f"seed {seed}"

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from kvtop.engine.config import KV_DTYPES
 from kvtop.engine.errors import InvariantError, ModelError, UnknownName
-from kvtop.engine.executors import torch_load
+from kvtop.engine.executors import cpu_rewrite, torch_load
 from kvtop.engine.executors.models import ModelInfo, ResolvedModel, resolve
-from kvtop.engine.executors.sampling import SampleSpec, sample
+from kvtop.engine.executors.sampling import SampleSpec, best, sample
 from kvtop.engine.executors.torch_batch import PagedBatch, Row
 from kvtop.engine.executors.torch_layout import ModelGroups, model_groups
 from kvtop.engine.executors.torch_pool import KVPool, LayerShape, bytes_per_block, check_fits, free_memory_bytes
-from kvtop.engine.executors.torch_probe import check_against_own_attention, forward, probe_layers
+from kvtop.engine.executors.torch_probe import check_against_own, forward, own_logits, probe_layers
 from kvtop.engine.types import Chunk, ExecuteResult, Plan, Sample
 from kvtop.engine.windows import Windows
+from kvtop.kernels.cpu import jit
 
 
 class TorchExecutor:
@@ -65,11 +66,14 @@ class TorchExecutor:
         """
         check_kv_dtype(kv_dtype)
         report = progress or (lambda text, fraction: None)
-        resolved = resolve(model)
-        loaded = torch_load.load(resolved, torch_load.choose_device(device), dtype, report)
+        resolved, target = resolve(model), torch_load.choose_device(device)
+        if target.type == "cpu":
+            jit.prepare()
+        loaded = torch_load.load(resolved, target, dtype, report)
         layers = probe_layers(loaded.model, resolved.name)
-        info = _describe(resolved, loaded, layers)
-        check_against_own_attention(loaded.model, layers, info.vocab_size, resolved.name)
+        own = own_logits(loaded.model, loaded.text_config.vocab_size)
+        info = _describe(resolved, loaded, layers, cpu_rewrite.rewrite(loaded.model))
+        check_against_own(loaded.model, layers, info.vocab_size, own, resolved.name)
         return cls(loaded.model, loaded.tokenizer, info, layers).with_kv_dtype(kv_dtype)
 
     def with_kv_dtype(self, kv_dtype: str) -> TorchExecutor:
@@ -169,8 +173,15 @@ class TorchExecutor:
             return {}
         sampled = [chunks[i] for i in order]
         _check_finite(logits, sampled)
-        tokens = sample(logits, [_spec(c) for c in sampled], self.eos_token_ids)
-        return {c.request_id: Sample(t) for c, t in zip(sampled, tokens, strict=True)}
+        specs = [_spec(c) for c in sampled]
+        tokens = sample(logits, specs, self.eos_token_ids)
+        samples = {c.request_id: Sample(t) for c, t in zip(sampled, tokens, strict=True)}
+        beams = [i for i, c in enumerate(sampled) if c.num_top]
+        if beams:
+            num_top = [sampled[i].num_top for i in beams]
+            tops = best(logits[beams], [specs[i] for i in beams], num_top, self.eos_token_ids)
+            samples |= {sampled[i].request_id: Sample((), top) for i, top in zip(beams, tops, strict=True)}
+        return samples
 
     def encode_chat(self, text: str) -> list[int]:
         """Token ids of one user message through the model's chat template, ready for the answer.
@@ -223,7 +234,9 @@ def _check_finite(logits: Tensor, chunks: list[Chunk]) -> None:
         raise ModelError(f"the model produced NaN logits for {', '.join(names)}")
 
 
-def _describe(resolved: ResolvedModel, loaded: torch_load.LoadedModel, layers: list[LayerShape]) -> ModelInfo:
+def _describe(
+    resolved: ResolvedModel, loaded: torch_load.LoadedModel, layers: list[LayerShape], computed_by: str
+) -> ModelInfo:
     model, text = loaded.model, loaded.text_config
     parameters = list(model.parameters())
     eos: set[int] = set()
@@ -246,4 +259,5 @@ def _describe(resolved: ResolvedModel, loaded: torch_load.LoadedModel, layers: l
         weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
         fallback_from=resolved.fallback_from,
         notices=tuple(loaded.notices),
+        computed_by=computed_by,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvtop.engine.errors import ConfigError
 from kvtop.engine.windows import Windows
+from kvtop.kernels.cpu import jit, ops
 from kvtop.kernels.paged_torch import Pool, copy_blocks, swap_blocks
 from kvtop.kernels.quant import SCALE_DTYPE, QuantisedPool
 
@@ -83,9 +84,17 @@ class KVPool:
         self.k = {layer: self.slots[slot][0] for layer, slot in layout.slot_of.items()}
         self.v = {layer: self.slots[slot][1] for layer, slot in layout.slot_of.items()}
 
+        self.in_place = self._read_in_place()
+
     @property
     def quantised(self) -> bool:
         return self.kv_dtype != "auto"
+
+    def _read_in_place(self) -> bool:
+        """Whether kvtop's CPU kernels read and write these blocks; else torch operations do, on gathered copies."""
+        if self.quantised or self.device.type != "cpu" or self.dtype != torch.float32 or jit.missing():
+            return False
+        return all(ops.fits(slot.k_dim, slot.v_dim) for slot in self.layout.slots)
 
     def _store(self, heads: int, dim: int) -> Pool:
         """K or V of one slot."""

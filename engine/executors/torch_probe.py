@@ -67,14 +67,21 @@ def probe_layers(model: Any, name: str) -> list[LayerShape]:
     return probe.layers
 
 
-def check_against_own_attention(model: Any, layers: Sequence[LayerShape], vocab_size: int, name: str) -> None:
-    """Two packed sequences over a poisoned, shuffled pool must give the logits of the model's own attention.
+def check_prompts(vocab_size: int) -> list[list[int]]:
+    """What ``own_logits`` and ``check_against_own`` run on."""
+    stream = torch.Generator().manual_seed(0)
+    return [torch.randint(vocab_size, (n,), generator=stream).tolist() for n in CHECK_LENGTHS]
+
+
+def check_against_own(
+    model: Any, layers: Sequence[LayerShape], vocab_size: int, own: Sequence[Tensor], name: str
+) -> None:
+    """Two packed sequences over a poisoned, shuffled pool must give ``own``, the model's logits as it came.
 
     Raises:
         ModelError: they differ: this model does something with positions or masks that paging does not carry over.
     """
-    stream = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(vocab_size, (n,), generator=stream).tolist() for n in CHECK_LENGTHS]
+    prompts = check_prompts(vocab_size)
     pool = KVPool(layers, 4, CHECK_BLOCK_SIZE, model.dtype, model.device)
     for tensor in (*pool.k.values(), *pool.v.values()):
         tensor.fill_(float("nan"))
@@ -86,7 +93,6 @@ def check_against_own_attention(model: Any, layers: Sequence[LayerShape], vocab_
             keep, order = batch.last_rows({0, 1})
             logits = forward(model, batch, batch.input_ids, batch.position_ids, keep)
             paged = [logits[order.index(i)] for i in range(len(prompts))]
-        own = _own_logits(model, prompts)
     for ours, theirs in zip(paged, own, strict=True):
         error = (ours.float() - theirs.float()).norm() / theirs.float().norm()
         if not error <= CHECK_TOLERANCE[model.dtype]:
@@ -95,13 +101,14 @@ def check_against_own_attention(model: Any, layers: Sequence[LayerShape], vocab_
             )
 
 
-def _own_logits(model: Any, prompts: Sequence[list[int]]) -> list[Tensor]:
-    """Last logits of every prompt, alone, with the model's eager attention."""
+def own_logits(model: Any, vocab_size: int) -> list[Tensor]:
+    """Last logits of every prompt of ``check_prompts``, alone, with the model's eager attention."""
     model.set_attn_implementation("eager")
     try:
-        return [
-            model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False).logits[0, -1]
-            for prompt in prompts
-        ]
+        with torch.inference_mode(), quiet():
+            return [
+                model(input_ids=torch.tensor([prompt], device=model.device), use_cache=False).logits[0, -1]
+                for prompt in check_prompts(vocab_size)
+            ]
     finally:
         model.set_attn_implementation(torch_attention.NAME)

@@ -9,24 +9,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
 from kvtop.cli.terminal import ProgressLine, interruptible
 from kvtop.cli.text import format_ns, percent, significant
 from kvtop.cli.values import count
+from kvtop.cli.vary import add_vary_option, variants
 from kvtop.run.spec import RunSpec
 
 if TYPE_CHECKING:
     from kvtop.bench import Outcome, Progress
+    from kvtop.compare import Comparison
     from kvtop.summary import RunSummary
 
 DESCRIPTION = """\
 Run workloads under several policies, each in its own engine process, and write Parquet tables. Every combination of
--w, -p and --allocator is run --replicates times; the comparison is printed at the end."""
+-w, -p, --allocator and --vary is run --replicates times; the comparison is printed at the end."""
 
 EXAMPLES = """
 kvtop bench -w mooncake-conversation -p fcfs -p lpm --limit 64 --length-scale 0.0625 -o results/first
 kvtop bench -w trace.jsonl.gz -p fcfs --executor null --num-blocks 4096 -o results/replay
 kvtop bench -w azure-conv -p fcfs --allocator paged --allocator contiguous-max --limit 32 -o results/alloc --resume
+kvtop bench -w apc --vary prefix-caching=off,on --plot ttft --svg ttft.svg -o results/apc
 """
 
 EXIT_INTERRUPTED = 130
@@ -41,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, required=True, metavar="DIR", help="one directory a run is made in it"
     )
     add_rerun_options(output)
+    add_plot_options(parser)
 
 
 def add_point_options(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +57,7 @@ def add_point_options(parser: argparse.ArgumentParser) -> None:
         "-p", "--policy", action="append", metavar="P", help="queue policy (`kvtop policies`; default fcfs)"
     )
     points.add_argument("--allocator", action="append", metavar="A", help="see `kvtop policies` (default paged)")
+    add_vary_option(points)
     points.add_argument("--replicates", type=count, default=1, metavar="R", help="seeds S, S+1, ... (default 1)")
 
 
@@ -67,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.workload:
         raise UsageError("bench needs a workload: -w NAME or FILE (`kvtop workloads` lists the built-in ones)")
+    check_plot_options(args)
     result = run_points(make_specs(args), args.output, resume=args.resume, force=args.force)
-    print_comparison([outcome.run_dir for outcome in result.outcomes if outcome.run_dir is not None])
+    comparisons = print_comparison([outcome.run_dir for outcome in result.outcomes if outcome.run_dir is not None])
+    show_plots(args, comparisons)
     return result.exit_code
 
 
@@ -77,10 +85,11 @@ def make_specs(args: argparse.Namespace) -> list[RunSpec]:
     from kvtop.bench import replicates
 
     specs = [
-        run_spec(args, workload, policy, allocator)
+        run_spec(variant, workload, policy, allocator)
         for workload in args.workload
         for policy in args.policy or ["fcfs"]
         for allocator in args.allocator or ["paged"]
+        for variant in variants(args)
     ]
     for workload in {spec.workload.name: spec.workload for spec in specs}.values():
         check_workload(workload)
@@ -97,14 +106,15 @@ class BenchResult:
 
 def run_points(specs: Sequence[RunSpec], out_dir: Path, *, resume: bool, force: bool) -> BenchResult:
     """Run the points one after the other, a result line for each. Ctrl-C ends the current one in good order."""
-    from kvtop.bench import plan_points
+    from kvtop.bench import plan_points, point_labels
 
     points = plan_points(specs, out_dir, resume=resume, force=force)
+    labels = point_labels([spec for spec, _ in points])
     result, line = BenchResult(), ProgressLine()
     with interruptible():
         try:
-            for index, (spec, kept) in enumerate(points):
-                _run_one(f"[{index + 1}/{len(points)}] ", spec, result, line, kept=kept, force=force)
+            for index, ((spec, kept), label) in enumerate(zip(points, labels, strict=True)):
+                _run_one(f"[{index + 1}/{len(points)}] ", label, spec, result, line, kept=kept, force=force)
         except KeyboardInterrupt:
             line.clear()
             left = len(points) - len(result.outcomes)
@@ -114,13 +124,17 @@ def run_points(specs: Sequence[RunSpec], out_dir: Path, *, resume: bool, force: 
     return result
 
 
-def _run_one(place: str, spec: RunSpec, result: BenchResult, line: ProgressLine, *, kept: bool, force: bool) -> None:
-    from kvtop.bench import Outcome, point_label, run_point
+def _run_one(
+    place: str, label: str, spec: RunSpec, result: BenchResult, line: ProgressLine, *, kept: bool, force: bool
+) -> None:
+    from kvtop.bench import Outcome, run_point
 
-    run_dir = Path(spec.run_dir or "")
-    result.outcomes.append(Outcome(point_label(spec), run_dir, "kept" if kept else "interrupted"))
+    def observe(progress: Progress) -> None:
+        line.show(place + progress_text(progress))
+
+    result.outcomes.append(Outcome(label, Path(spec.run_dir or ""), "kept" if kept else "interrupted"))
     if not kept:
-        result.outcomes[-1] = run_point(spec, lambda progress: line.show(place + progress_text(progress)), force=force)
+        result.outcomes[-1] = run_point(spec, observe, label=label, force=force)
     line.clear()
     outcome = result.outcomes[-1]
     if outcome.status == "interrupted":  # by a signal that only the engine's process got
@@ -189,12 +203,22 @@ def result_text(summary: RunSummary) -> str:
     )
 
 
-def print_comparison(run_dirs: Sequence[Path]) -> None:
-    """One table a workload of the runs that left tables, without those interrupted before anything was finished."""
+def print_comparison(run_dirs: Sequence[Path]) -> list[Comparison]:
+    """One table a workload of the runs that left tables, without those interrupted before anything was finished.
+
+    Runs of one workload that are not comparable (other block sizes, other models) get a line that says so, no table.
+    """
     from kvtop.cli.comparison import render
     from kvtop.compare import compare_by_workload, load_readable
+    from kvtop.engine.errors import UsageError
 
     runs, _ = load_readable(run_dirs)
     shown = [run for run in runs if run.num_ok or run.status != "interrupted"]
-    for comparison in compare_by_workload(shown, force=True):
+    try:
+        comparisons = compare_by_workload(shown)
+    except UsageError as error:
+        print(f"kvtop: {error}", file=sys.stderr)
+        return []
+    for comparison in comparisons:
         print(f"\n{render(comparison)}")
+    return comparisons

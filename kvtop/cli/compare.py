@@ -6,11 +6,14 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvtop.cli.bench import EXIT_INTERRUPTED, add_point_options, make_specs, run_points
 from kvtop.cli.comparison import render
+from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
 from kvtop.cli.run_options import add_engine_options, add_json, add_workload_options
+from kvtop.run.spec import RunSpec
 
 DESCRIPTION = """\
 Set runs side by side: latency percentiles with the number of values behind them, throughput, hit rate, preemptions,
@@ -21,6 +24,7 @@ EXAMPLES = """
 kvtop compare results/first                         all runs of a bench
 kvtop compare results/first/fcfs-* results/first/lpm-* --json
 kvtop compare -w mooncake-conversation -p fcfs -p lpm --limit 32 --length-scale 0.0625
+kvtop compare results/apc --plot ttft --svg ttft.svg
 """
 
 
@@ -38,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output of runs made with -w")
     output.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new directory for temporary files")
     output.add_argument("--resume", action="store_true", help="keep complete runs in DIR and run the rest")
+    add_plot_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,6 +52,9 @@ def run(args: argparse.Namespace) -> int:
 
     if bool(args.runs) == bool(args.workload):
         raise UsageError("compare needs either runs (RUN RUN ...) or a workload to run (-w W -p P -p P)")
+    check_plot_options(args)
+    if args.vary and not args.workload:
+        raise UsageError("--vary makes runs: it needs a workload (-w W)")
     code, paths = 0, args.runs
     if args.workload:
         code, paths = _make_runs(args)
@@ -57,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([comparison.as_json() for comparison in comparisons], indent=2, allow_nan=False))
     else:
         print("\n\n".join(render(comparison) for comparison in comparisons))
+    show_plots(args, comparisons, text=not args.json)
     return code
 
 
@@ -65,6 +74,7 @@ def _make_runs(args: argparse.Namespace) -> tuple[int, list[Path]]:
     from contextlib import redirect_stdout
 
     specs = make_specs(args)
+    _check_comparable(specs, args.force)
     out_dir = args.output or Path(tempfile.mkdtemp(prefix="kvtop-compare-"))
     with redirect_stdout(sys.stderr):
         result = run_points(specs, out_dir, resume=args.resume, force=args.force)
@@ -74,3 +84,12 @@ def _make_runs(args: argparse.Namespace) -> tuple[int, list[Path]]:
         outcome.run_dir for outcome in result.outcomes if outcome.status != "failed" and outcome.run_dir is not None
     ]
     return result.exit_code, done
+
+
+def _check_comparable(specs: Sequence[RunSpec], force: bool) -> None:
+    """Say before the runs what would be refused after them."""
+    from kvtop.engine.errors import UsageError
+
+    sizes = list(dict.fromkeys(spec.engine["block_size"] for spec in specs))
+    if len(sizes) > 1 and not force:
+        raise UsageError(f"not comparable: block size is {sizes[0]} and {sizes[1]} (--force compares all the same)")

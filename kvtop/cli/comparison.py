@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtop.cli.text import MISSING, format_ns, percent, significant, table
-from kvtop.compare import MEASURES, Column, Comparison, Measure
+from kvtop.compare import Column, Comparison
+from kvtop.measures import MEASURES, Measure, class_measures
 from kvtop.memory_report import ROWS
 
 MAX_LABEL = 28
@@ -18,13 +19,16 @@ def render(comparison: Comparison) -> str:
     header = ["", *(_short(column.label) for column in columns)]
     if len(columns) == 2:
         header.append("difference")
-    body = table([*_facts(comparison), *_rows(comparison)], header=header)
+    body = table([*_facts(comparison), *_rows(comparison, MEASURES)], header=header)
     lines = [
         f"workload {comparison.workload}{_circumstances(comparison.shared)}",
         *(f"forced: {text}" for text in comparison.conflicts),
         "",
         body,
     ]
+    if by_class := class_measures([run for column in columns for run in column.runs]):
+        rows = [row for measures in by_class.values() for row in _rows(comparison, measures)]
+        lines += ["", table(rows, header=["By class", *header[1:]])]
     if comparison.memory:
         lines += ["", _memory(comparison)]
     notes = [*_weighting(comparison), *comparison.notes]
@@ -67,12 +71,12 @@ def _sum(column: Column, attribute: str) -> int:
     return sum(getattr(run, attribute) for run in column.runs)
 
 
-def _rows(comparison: Comparison) -> Iterator[list[str]]:
+def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[list[str]]:
     columns, last_family = comparison.columns, ""
-    for measure in MEASURES:
+    for measure in measures:
         if all(column.value(measure) is None for column in columns) and measure.key == "busy_output_tokens_s":
             continue
-        family = measure.label.partition(" ")[0]
+        family = measure.label.rpartition(" ")[0]
         if measure.n is not None and family != last_family:
             yield [f"{family} n", *(f"{column.n(measure):,}" for column in columns)]
         last_family = family

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from kvtop.cli.values import count, count_or_zero, not_negative, one_of, positive, size_bytes
-from kvtop.engine.config import ALLOCATORS, KV_DTYPES, EngineConfig
+from kvtop.engine.config import ALLOCATORS, KV_DTYPES, EngineConfig, with_whole_prompts
 from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
@@ -76,8 +76,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--max-model-len", type=count, metavar="N", help="longest prompt + output (default: what model and pool hold)"
     )
-    engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt in full")
-    engine.add_argument("--no-chunked-prefill", action="store_true", help="a prompt is computed in one step")
+    engine.add_argument(
+        "--prefix-caching", action=argparse.BooleanOptionalAction,
+        help="take known prefixes from the cache, or compute every prompt in full (default: on where blocks are paged)",
+    )  # fmt: skip
+    engine.add_argument(
+        "--chunked-prefill", action=argparse.BooleanOptionalAction,
+        help="compute long prompts piece by piece (default), or each in one step, with a budget that holds it",
+    )  # fmt: skip
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -117,15 +123,16 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         "max_num_seqs": args.max_num_seqs,
         "max_batched_tokens": args.max_batched_tokens,
         "max_model_len": args.max_model_len,
-        "prefix_caching": False if args.no_prefix_caching else None,
-        "chunked_prefill": False if args.no_chunked_prefill else None,
+        "prefix_caching": args.prefix_caching,
+        "chunked_prefill": args.chunked_prefill,
     }
     values: dict[str, Any] = {"policy": policy, "allocator": allocator, "block_size": args.block_size}
     if params := policy_params(args, policy):
         values["policy_params"] = params
     values |= {key: value for key, value in given.items() if value is not None}
     # Without a number the pool is sized when the model is known; one block lets every other check run now.
-    EngineConfig.from_mapping({**values, "num_blocks": args.num_blocks or 1})
+    num_blocks = args.num_blocks or 1
+    EngineConfig.from_mapping({**with_whole_prompts(values, num_blocks), "num_blocks": num_blocks})
     return values
 
 

@@ -81,7 +81,7 @@ DEFINITIONS: dict[str, str] = {
     "prefill_ns": "t_first_token - t_first_sched",
     "ttft_ns": "t_first_token - t_sched",
     "ttft_submit_ns": "t_first_token - t_submit",
-    "tpot_ns": "(t_last_token - t_first_token) / (output tokens - 1), mean over branches; null below two tokens",
+    "tpot_ns": "(t_last_token - t_first_token) / (output tokens - 1), mean of branches; null below two and for beams",
     "e2e_ns": "t_done - t_sched",
     "itl_max_ns": "largest gap between two tokens of one branch; a step of k tokens makes k gaps of gap / k",
     "hit_tokens": "tokens taken from the prefix cache at first admission, at most prompt - 1; null: never admitted",

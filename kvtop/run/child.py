@@ -105,6 +105,9 @@ class _Child:
             outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in notices)])
         max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
         loop = RunLoop(engine, workload.source(), outlets, self.inbox, max_ns=max_ns, start_paused=spec.start_paused)
+        from kvtop.engine.worker import settle_memory
+
+        settle_memory()
         end = loop.run()
         if self.outlet.behind:
             self.outlet.writer.flush(LAST_WORDS_S)

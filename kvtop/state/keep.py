@@ -74,6 +74,22 @@ def _forked(state: RunState, event: StepEvent, decision: Decision) -> None:
         log.add(Entry(event.step, ("alloc", decision[1]), count=count))
 
 
+def _restarted(state: RunState, event: StepEvent, decision: Decision) -> None:
+    log = _log_of(state, decision[1])
+    if log is not None:
+        log.add(Entry(event.step, decision))
+        since = event.decisions[event.decisions.index(decision) :]  # blocks before that are those it had to give back
+        if count := sum(d[1] == decision[1] for d in since if d[0] in ("alloc", "share")):
+            log.add(Entry(event.step, ("alloc", decision[1]), count=count))
+
+
+def _chosen(state: RunState, event: StepEvent, decision: Decision) -> None:
+    """That it is a beam, and how a wait for its group ended. The others say only what a chunk says."""
+    seq, log = state.sequences.get(decision[1]), _log_of(state, decision[1])
+    if seq is not None and log is not None and (seq.state != "running" or decision[2] == seq.num_prompt + 1):
+        log.add_beside(Entry(event.step, decision))
+
+
 def _given(state: RunState, event: StepEvent) -> Counter[str]:
     """Blocks that each sequence was given in this step; counted once for all that are born in it."""
     cached = state.logs.given
@@ -121,6 +137,8 @@ KEEP: dict[str, Keep] = {
     "resumed": _own,
     "skipped": _skipped,
     "forked": _forked,
+    "restarted": _restarted,
+    "chosen": _chosen,
     "first_token": _own,
     "preempted": _preempted,
     "finished": _ended,

@@ -120,7 +120,7 @@ def _keyframe(state: RunState, event: Keyframe) -> None:
     waiting = [row for row in event.sequences if row.state != "running"]
     state.head_of_line = next((row.wait_blocker for row in waiting if row.wait_reason == "head_of_line"), "")
     if not state.head_of_line:
-        state.head_of_line = next((row.seq_id for row in waiting if row.wait_reason), "")
+        state.head_of_line = next((row.seq_id for row in waiting if row.wait_reason not in ("", "beams")), "")
     state.totals.update(event.totals)
     state.logs.resync(event.sequences, event.step, state.arrivals)
 

@@ -97,6 +97,23 @@ def _forked(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
     notes.born.append(child)
 
 
+def _restarted(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
+    """A beam that was not chosen, its blocks freed before, begins again as a branch. What it counted it keeps."""
+    old = state.sequences.get(decision[1])
+    _forked(state, event, decision, notes)
+    new = state.sequences.get(decision[1])
+    if old is not None and new is not None:
+        new.cached_tokens, new.num_preemptions, new.run = old.cached_tokens, old.num_preemptions, old.run
+
+
+def _chosen(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
+    seq = state.sequences.get(decision[1])
+    if seq is not None:
+        seq.num_tokens = decision[2]
+        if seq.wait_reason == "beams":
+            seq.wait_reason = ""
+
+
 def fold_chunk(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
     _, seq_id, count, start = decision
     seq = state.sequences.get(seq_id)
@@ -149,6 +166,8 @@ REQUEST_FOLDS: dict[str, RequestFold] = {
     "resumed": _resumed_sequence,
     "skipped": _skipped,
     "forked": _forked,
+    "restarted": _restarted,
+    "chosen": _chosen,
     "chunk": fold_chunk,
     "first_token": _first_token,
     "preempted": _preempted,
@@ -159,7 +178,8 @@ REQUEST_FOLDS: dict[str, RequestFold] = {
 
 def fold_emitted(state: RunState, emitted: list[tuple[str, int]], t_ns: int) -> None:
     """Tokens of one step. ``count`` tokens of a sequence at once are ``count`` gaps of an equal share of the time."""
-    sequences, gaps, total = state.sequences, state.itl.points, 0
+    sequences, total = state.sequences, 0
+    gaps: dict[int, int] = {}  # gap -> how many
     for seq_id, count in emitted:
         total += count
         seq = sequences.get(seq_id)
@@ -168,12 +188,11 @@ def fold_emitted(state: RunState, emitted: list[tuple[str, int]], t_ns: int) -> 
         seq.num_tokens += count
         if seq.t_last_token_ns is not None:
             seq.last_itl_ns = gap = (t_ns - seq.t_last_token_ns) // count
-            gaps.append((t_ns, gap))
-            if count > 1:
-                gaps.extend([(t_ns, gap)] * (count - 1))
+            gaps[gap] = gaps.get(gap, 0) + count
         elif seq.t_first_token_ns is None:
             seq.t_first_token_ns = t_ns
         seq.t_last_token_ns = t_ns
+    state.itl.points.extend([(t_ns, gap, count) for gap, count in gaps.items()])
     state.itl.expire(t_ns)
     add(state.totals, "output_tokens", total)
 

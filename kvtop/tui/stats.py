@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvtop.state.model import History, Samples
-from kvtop.stats import percentile
+from kvtop.stats import counted_percentile
 
 RATE_WINDOW_NS = 5_000_000_000
 SLOT_NS = 1_000_000_000  # a column of a chart
@@ -23,28 +23,15 @@ class Summary:
 
 
 def summarise(samples: Samples) -> Summary:
-    values = sorted(value for _, value in samples.points)
-    return Summary(len(values), percentile(values, 50), percentile(values, 99), values[-1] if values else None)
-
-
-class CachedSummary:
-    """A ``Summary`` that is worked out again only when samples changed; with very many of them, every fourth time."""
-
-    MANY = 20_000  # sorting as many takes about 3 ms
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, int] | None = None
-        self._age = 0
-        self.value = Summary()
-
-    def update(self, samples: Samples, exact: bool) -> Summary:
-        """The summary of ``samples``; ``exact`` (nothing more is coming for now) is never behind."""
-        points = samples.points
-        seen = (len(points), points[-1][0] if points else 0)
-        self._age += 1
-        if seen != self._seen and (exact or len(points) < self.MANY or self._age >= 4 or self._seen is None):
-            self.value, self._seen, self._age = summarise(samples), seen, 0
-        return self.value
+    """Of all samples; linear in the number of points, of which a step adds few."""
+    counts: dict[int, int] = {}
+    for _, value, count in samples.points:
+        counts[value] = counts.get(value, 0) + count
+    ordered = sorted(counts.items())
+    if not ordered:
+        return Summary()
+    p50, p99 = counted_percentile(ordered, 50), counted_percentile(ordered, 99)
+    return Summary(sum(counts.values()), p50, p99, ordered[-1][0])
 
 
 class _Slots:
@@ -59,16 +46,16 @@ class _Slots:
         return t_ns // SLOT_NS - self.first
 
 
-def means(points: deque[tuple[int, int]], now_ns: int, num_slots: int) -> list[float]:
+def means(points: deque[tuple[int, int, int]], now_ns: int, num_slots: int) -> list[float]:
     """The mean value in each of the last ``num_slots`` seconds, oldest first; 0 where there is none."""
     sums, counts, slots = [0.0] * num_slots, [0] * num_slots, _Slots(now_ns, num_slots)
-    for t_ns, value in reversed(points):
+    for t_ns, value, count in reversed(points):
         slot = slots.of(t_ns)
         if slot < 0:
             break
         if slot < num_slots:
-            sums[slot] += value
-            counts[slot] += 1
+            sums[slot] += value * count
+            counts[slot] += count
     return [s / c if c else 0.0 for s, c in zip(sums, counts, strict=True)]
 
 

@@ -39,6 +39,8 @@ def wait_reason(seq: SequenceState, state: RunState) -> str:
             return f"behind {blocker}" if blocker else "behind the head of the queue"
         case "fault":
             return "injected allocator fault"
+        case "beams":
+            return "its group of beams has not chosen yet"
         case "":
             return "not yet considered"
         case other:

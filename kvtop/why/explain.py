@@ -67,6 +67,9 @@ def _life_of(log: Log, lives: dict[str, Life], parents: dict[str, Life], row: Ro
     elif kind == "forked" and (parent := lives.get(str(row["other"]))) is not None:
         lives[seq_id], parents[seq_id] = Life(log, seq_id), parent
         parent.bear(lives[seq_id], row["step"])
+    elif kind == "restarted" and seq_id in lives and (parent := lives.get(str(row["other"]))) is not None:
+        parents[seq_id] = parent
+        parent.take_in(lives[seq_id], row["step"])
     elif kind in ("alloc", "share") and seq_id in parents:
         parents[seq_id].adopt(lives[seq_id], row)
     elif seq_id not in lives:

@@ -44,6 +44,8 @@ class Life:
         self.victims: list[Row] = []  # preempted for this one
         self.switched: list[Row] = []  # own blocks given up for equal ones
         self.num_preemptions = self.lost_ns = 0
+        self.num_chosen = 0  # steps in which its group chose, a beam's tokens are in no other sense emitted
+        self.restarts: list[Row] = []  # it was not chosen, and went on as a branch of another beam
         self.ended = False
 
     def say(self, kind: str, step: int | None, t_ns: int | None, said: Said) -> None:
@@ -150,9 +152,19 @@ class Life:
             self.emitted.append(chunk.step)
             self.num_known += 1
 
+    def chosen(self, row: Row) -> None:
+        """Its group of beams has chosen: one more token, and if it was waiting, from now on for room again."""
+        self.num_known = row["num_tokens"]
+        self.num_chosen += 1
+        if self.wait is not None and self.wait.first_step <= row["step"]:
+            step, t_ns = row["step"] + 1, self.log.done(row["step"])
+            self._end_wait(step, t_ns)
+            self.wait = Wait(self.seq_id, step, None, t_ns, None)
+
     def first_token(self, row: Row) -> None:
         t_ns, self.num_first = self.log.done(row["step"]), 1
-        self.say("first_token", row["step"], t_ns, lines.first_token(self.log.facts.request, t_ns))
+        work = "search" if self.num_chosen else "prefill"
+        self.say("first_token", row["step"], t_ns, lines.first_token(self.log.facts.request, t_ns, work))
 
     def _tell_prefill(self) -> None:
         chunks, self.chunks = self.chunks, []
@@ -165,13 +177,19 @@ class Life:
         self._tell_blocks()
         begin, self.num_told = self.num_told, len(self.emitted)
         steps = self.emitted[max(begin, self.num_first) :]
-        if steps:
+        if self.num_chosen:
+            if steps := self.emitted[begin:]:
+                self.say("search", steps[0], self.log.done(steps[0]), lines.search(steps))
+        elif steps:
             gaps = self._gaps(self.emitted[self.gaps_from :])
             busy = self.log.times.get(gaps.worst) if gaps.worst is not None else None
             said = lines.decode(steps, gaps, busy.prefill_tokens if busy else 0)
             self.say("decode", steps[0], self.log.done(steps[0]), said)
 
     def _gaps(self, steps: list[int]) -> Gaps:
+        """Beams emit an answer at once: between its tokens there are none."""
+        if self.num_chosen:
+            return Gaps()
         return Gaps.between([(step, self.log.done(step)) for step in steps])
 
     # -- preempted and back --------------------------------------------------------------------------------------
@@ -206,23 +224,42 @@ class Life:
 
     def bear(self, child: Life, step: int) -> None:
         """``child`` is a new branch: it begins with this one's tokens, and waits until a block is given to it."""
-        if self.born_step != step:
-            self._tell_children()
-            self.born_step = step
+        self._begins(step)
         self.children[child.seq_id] = 0
-        child.num_known, child.emitted, child.num_told = self.num_known, self.emitted[-1:], 1
-        first = step + 1 if self.emitted[-1:] == [step] else step  # forked from outside: before its step is scheduled
-        child.back = Return(first, self.num_computed, born=True)
-        child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
+        child.emitted, child.num_told = self.emitted[-1:], 1
+        # Forked from outside it is born before its step is scheduled.
+        self._hand_on(child, step, step + 1 if self.emitted[-1:] == [step] else step)
         if child.seq_id == self.log.facts.name:
             output = self.num_known - self._num_prompt
             text = f"branches off {self.seq_id}, with {many(output, 'token')} of output so far"
             child.say("born", step, self.log.done(step), (text, {"parent": self.seq_id, "output_tokens": output}))
 
+    def take_in(self, child: Life, step: int) -> None:
+        """``child`` is a beam that was not chosen: it goes on as a branch of this one."""
+        self._begins(step)
+        child.restarts.append({"step": step, "other": self.seq_id})
+        if child.wait is not None:
+            child._end_wait(step + 1, self.log.done(step))
+        if child.back is not None and child.back.resumed is not None:
+            child._back_again(step, again=True)
+        self._hand_on(child, step, step + 1)
+
+    def _begins(self, step: int) -> None:
+        if self.born_step != step:
+            self._tell_children()
+            self.born_step = step
+
+    def _hand_on(self, child: Life, step: int, first: int) -> None:
+        """``child`` knows what this one knows, and waits from step ``first`` on until a block is given to it."""
+        child.num_known = self.num_known
+        child.back = Return(first, self.num_computed, born=True)
+        child.wait = Wait(child.seq_id, first, None, self.log.done(step), None)
+
     def adopt(self, child: Life, row: Row) -> None:
         """``child`` was given a block in the step it was born in, so it runs."""
         if row["step"] == self.born_step and child.back is not None and child.back.resumed is None:
-            self.children[child.seq_id] += 1
+            if child.seq_id in self.children:
+                self.children[child.seq_id] += 1
             child.wait, child.num_computed = None, child.back.target
 
     def _tell_children(self) -> None:
@@ -246,6 +283,9 @@ class Life:
         self._tell_children()
         for row in self.copies:
             self.say("copied", row["step"], log.start(row["step"]), lines.copy(row))
+        if rows := self.restarts:
+            said = lines.restarts(rows)
+            self.say("restarted", rows[0]["step"], log.done(rows[0]["step"]), said)
         if rows := self.switched:
             text = f"{many(len(rows), 'block')} computed by somebody else too: switched to the one published first"
             self.say("deduplicated", rows[0]["step"], log.done(rows[0]["step"]), (text, {"blocks": len(rows)}))
@@ -255,7 +295,7 @@ class Life:
             self.say("evicted", rows[0]["step"], log.start(rows[0]["step"]), said)
         if rows := self.victims:
             self.say("displaced", rows[0]["step"], log.start(rows[0]["step"]), lines.displaced(rows))
-        self.copies, self.switched, self.evictions, self.victims = [], [], [], []
+        self.copies, self.switched, self.evictions, self.victims, self.restarts = [], [], [], [], []
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +303,8 @@ class Life:
         step, request, waiting = row["step"], self.log.facts.request, self.wait is not None
         self._tell_part()
         aborted = row["kind"] == "aborted"
-        t_ns = self.log.start(step) if aborted or waiting else self.log.done(step)
+        before = aborted or (waiting and not self.num_chosen)  # beams end with their group, where they are
+        t_ns = self.log.start(step) if before else self.log.done(step)
         if (request.get("n") or 1) == 1 and self.seq_id == request["request_id"] and request.get("t_done_ns"):
             t_ns = request["t_done_ns"]
         self._end_wait(step, t_ns)
@@ -311,6 +352,7 @@ _HANDLERS: dict[str, Callable[[Life, Row], None]] = {
     "admitted": Life.admitted,
     "resumed": Life.resumed,
     "chunk": Life.computed,
+    "chosen": Life.chosen,
     "first_token": Life.first_token,
     "preempted": Life.preempted,
     "copy": Life.copied,

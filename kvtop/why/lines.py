@@ -124,7 +124,8 @@ def prefill(chunks: Sequence[Chunk]) -> Said:
     return text, {"computed_tokens": total, "chunks": told}
 
 
-def first_token(request: Row, t_ns: int | None) -> Said:
+def first_token(request: Row, t_ns: int | None, work: str = "prefill") -> Said:
+    """``work``: what was done between the first step and the token; of beams it is the whole search."""
     due, submit, first = (request.get(key) for key in ("t_sched_ns", "t_submit_ns", "t_first_sched_ns"))
     lag, queue, prefilled, ttft = minus(submit, due), minus(first, submit), minus(t_ns, first), minus(t_ns, due)
     text = "first token"
@@ -132,7 +133,7 @@ def first_token(request: Row, t_ns: int | None) -> Said:
         text += f": TTFT {format_ns(ttft)}"
         if queue is not None and prefilled is not None:
             late = f"{format_ns(lag)} late + " if lag else ""
-            text += f" = {late}{format_ns(queue)} queue + {format_ns(prefilled)} prefill"
+            text += f" = {late}{format_ns(queue)} queue + {format_ns(prefilled)} {work}"
     return text, {"ttft_ns": ttft, "lag_ns": lag, "queue_ns": queue, "prefill_ns": prefilled}
 
 
@@ -147,6 +148,20 @@ def decode(steps: Sequence[int], gaps: Gaps, prompt_tokens: int) -> Said:
     return text, {"tokens": len(steps), "first_step": steps[0], "last_step": steps[-1], **gaps.as_json()}
 
 
+def search(steps: Sequence[int]) -> Said:
+    """Rows that a beam computed for its group to choose from."""
+    text = f"beam search: candidates after {many(len(steps), 'token')}, {span(steps[0], steps[-1])}"
+    return text, {"rows": len(steps), "first_step": steps[0], "last_step": steps[-1]}
+
+
+def restarts(rows: Sequence[Row]) -> Said:
+    """Steps in which a beam was not chosen, and whose branch it went on as."""
+    parents = Counter(str(row["other"]) for row in rows)
+    times = "once" if len(rows) == 1 else f"{len(rows):,} times"
+    text = f"not chosen {times}: blocks given back, went on as a branch of {listed(list(parents), 5)}"
+    return text, {"times": len(rows), "parents": dict(parents), "steps": [row["step"] for row in rows]}
+
+
 def preemption(row: Row, seq_id: str, host_tokens: int) -> Said:
     lost, blocks, other = row["num_tokens"] or 0, row.get("need_blocks") or 0, str(row["other"])
     whom = "gave way itself, as the last in order: it" if other == seq_id else f"preempted for {other}, which"
@@ -155,7 +170,10 @@ def preemption(row: Row, seq_id: str, host_tokens: int) -> Said:
         if host_tokens
         else f"{many(lost, 'computed token')} thrown away"
     )
-    text = f"{whom} needed a block when none was left; {cost}, {many(blocks, 'block')} given back"
+    why = f"{whom} needed a block when none was left"
+    if row["reason"] == "beams":
+        why = f"made room for {other}, the beam of its request that it waited for, when nobody could go on"
+    text = f"{why}; {cost}, {many(blocks, 'block')} given back"
     return text, {"other": other, "lost_tokens": lost, "swapped_tokens": host_tokens, "released_blocks": blocks}
 
 

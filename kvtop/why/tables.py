@@ -73,7 +73,9 @@ def _own_decisions(events: pl.LazyFrame, request_id: str) -> tuple[pl.DataFrame,
     who, other, kind = pl.col("request_id"), pl.col("other"), pl.col("kind")
     branch = request_id + "#"
     mine = ((who == request_id) | who.str.starts_with(branch)).fill_null(False)
-    named = ((other == request_id) | other.str.starts_with(branch)) & kind.is_in(["preempted", "lookup", "forked"])
+    named = ((other == request_id) | other.str.starts_with(branch)) & kind.is_in(
+        ["preempted", "lookup", "forked", "restarted"]
+    )
     rows = events.filter(mine | named.fill_null(False)).collect().sort("seq")
     own = rows.filter(mine)
     arrivals = own.filter((who == request_id) & kind.is_in(["arrived", "rejected"]))

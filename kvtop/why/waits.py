@@ -15,6 +15,7 @@ from kvtop.why.facts import StepTimes
 from kvtop.why.words import lasting, listed, refusal
 
 HEAD_OF_LINE = "head_of_line"
+BEAMS = "beams"
 MAX_LINES = 6  # stretches of one wait told one by one; more are told by reason
 
 
@@ -110,8 +111,8 @@ def _inside(wait: Wait, steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
 def _label(
     wait: Wait, step: StepTimes, refusals: Mapping[str, Sequence[Refusal]], *, own_only: bool
 ) -> tuple[str, str | None, Refusal | None] | None:
-    if step.head == wait.seq_id:
-        own = _latest(refusals.get(wait.seq_id, ()), step.step, wait.first_step)
+    own = _latest(refusals.get(wait.seq_id, ()), step.step, wait.first_step)
+    if step.head == wait.seq_id or (own is not None and own.reason == BEAMS):  # which is in no queue
         return (own.reason, own.other, own) if own else None
     if not step.head or own_only:
         return None

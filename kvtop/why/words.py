@@ -54,6 +54,7 @@ def refusal(
     return {
         "preempting": "the step preempted somebody, and such a step admits nobody",
         "fault": "an injected fault of the allocator",
+        "beams": "other beams of its request had no candidates yet, so nothing could be chosen",
         "": "the log does not say why",
     }.get(reason, reason)
 
@@ -117,6 +118,7 @@ def ending(reason: str, output: int, request: Mapping[str, Any], run: Mapping[st
         "capacity": f"ended after {tokens} for want of capacity: alone in the pool, and still no block to grow into",
         "aborted": f"aborted from outside after {tokens}",
         "failed": f"failed after {tokens}",
+        "dropped": "ended with its request: a beam that is none of the answers",
     }.get(reason, f"ended after {tokens}: {reason}")
 
 

@@ -98,6 +98,7 @@ def test_replicates_share_their_workload_across_policies(tmp_path: Path) -> None
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(tmp_path: Path) -> None:
     """Without a number of blocks only the engine's process knows that 512 tokens cannot hold the longest prompt."""
     words = ("bench", "-w", "default", "-p", "fcfs", "-p", "lpm", "--executor", "null", "--no-chunked-prefill")
+    words += ("--max-batched-tokens", "512")
     done = kvtop(*words, "--limit", "2", "-o", str(tmp_path / "out"), code=1)
     lines = [line for line in done.stderr.splitlines() if ": failed: " in line]
     assert [line.split(": failed: ")[0] for line in lines] == ["kvtop: fcfs default", "kvtop: lpm default"]

@@ -11,8 +11,9 @@ from made_runs import MS, arrived, finished, make_run, simple_run, steps_of
 
 from kvtop.cli.comparison import format_change, render
 from kvtop.cli.main import main
-from kvtop.compare import MEASURES, compare_paths
+from kvtop.compare import compare_paths
 from kvtop.engine.errors import UsageError
+from kvtop.measures import MEASURES
 
 BY_KEY = {measure.key: measure for measure in MEASURES}
 
@@ -82,6 +83,20 @@ def test_columns_are_named_by_what_differs(tmp_path: Path) -> None:
     ]
     labels = [column.label for column in compare_paths(runs)[0].columns]
     assert labels == ["fcfs paged num_blocks=100", "fcfs contiguous-max num_blocks=100", "fcfs paged num_blocks=200"]
+
+
+def test_runs_of_a_directory_come_in_the_order_of_their_settings_not_of_their_hashes(tmp_path: Path) -> None:
+    simple_run(tmp_path / "fcfs-made-1111", prefix_caching=True, max_num_seqs=10)
+    simple_run(tmp_path / "fcfs-made-2222", prefix_caching=True, max_num_seqs=9)
+    simple_run(tmp_path / "fcfs-made-3333", prefix_caching=False, max_num_seqs=10)
+    simple_run(tmp_path / "belady-made-4444", prefix_caching=True, max_num_seqs=10, policy="lpm")
+    labels = [column.label for column in compare_paths([tmp_path])[0].columns]
+    assert labels == [
+        "lpm cache=on max_num_seqs=10",
+        "fcfs cache=off max_num_seqs=10",
+        "fcfs cache=on max_num_seqs=9",
+        "fcfs cache=on max_num_seqs=10",
+    ]
 
 
 def test_replicates_form_one_column_and_show_their_mean(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def run(config: dict[str, object], seed: int) -> bytes:
         engine.submit_spec(
             RequestSpec(
                 prompt,
-                SamplingParams(max_tokens=rng.randrange(1, 20), n=rng.choice([1, 1, 1, 3])),
+                SamplingParams(
+                    max_tokens=rng.randrange(1, 20), n=rng.choice([1, 1, 1, 3]), num_beams=3 if number % 5 == 0 else 1
+                ),
                 extra_key=extra,
                 block_keys={1: "image"} if rng.random() < 0.2 else None,
                 priority=rng.randrange(2),

@@ -18,6 +18,7 @@ from kvtop.engine.api import (
     SamplingParams,
     StepOutput,
 )
+from kvtop.engine.beam import BeamState
 from kvtop.engine.events import DECISION_FIELDS, RequestEvent, StepEvent
 
 STEP_NS = 10_000_000
@@ -34,9 +35,14 @@ def make_engine(num_blocks: int = 8, block_size: int = 4, *, executor: Any = Non
     )
 
 
+SAMPLING = (
+    "n", "min_tokens", "stop_token_ids", "ignore_eos", "forced_output", "num_beams", "length_penalty", "early_stopping",
+)  # fmt: skip
+
+
 def submit(engine: Engine, prompt: list[int], m: int = 1, rid: str | None = None, **kw: Any) -> str:
     """Submit ``prompt`` for ``m`` output tokens; sampling parameters and request fields mixed in ``kw``."""
-    sampling = {k: kw.pop(k) for k in ("n", "min_tokens", "stop_token_ids", "ignore_eos", "forced_output") if k in kw}
+    sampling = {name: kw.pop(name) for name in SAMPLING if name in kw}
     return engine.submit(prompt, SamplingParams(max_tokens=m, **sampling), request_id=rid, **kw)
 
 
@@ -116,6 +122,32 @@ def expected_output(prompt: list[int], m: int, branch: int = 0, stop: tuple[int,
     return tokens[len(prompt) :]
 
 
+def candidates_after(tokens: list[int], count: int, vocab: int = 997) -> list[tuple[int, float]]:
+    """What the KV executor offers the beams of a whole known sequence: distinct tokens, best first, by checksums."""
+    code = zlib.crc32(repr(tokens).encode())
+    first, apart = code % vocab, 1 + code // vocab % (vocab - 1)
+    chosen = [(first + apart * i) % vocab for i in range(count)]
+    logprobs = sorted((-0.01 * (zlib.crc32(repr((tokens, i)).encode()) % 500 + 1) for i in range(count)), reverse=True)
+    return list(zip(chosen, logprobs, strict=True))
+
+
+def expected_answers(prompt: list[int], params: SamplingParams, limit: int) -> list[tuple[list[int], bool]]:
+    """The oracle of a beam request: (answer, ended by a stop token), best first, from plain lists alone.
+
+    ``limit``: the longest prompt + output. The choice itself is held to transformers by ``tests/executors``.
+    """
+    stops = frozenset(params.stop_token_ids)
+    state = BeamState(params, stops, min(params.max_tokens, limit - len(prompt)))
+    beams: list[list[int]] = [[]]
+    while True:
+        forbidden = stops if len(beams[0]) < params.min_tokens else ()
+        offered = [candidates_after([*prompt, *beam], state.num_top + len(forbidden)) for beam in beams]
+        picks = state.choose([[c for c in o if c[0] not in forbidden][: state.num_top] for o in offered], beams)
+        if not picks:
+            return [(list(h.output), h.stopped) for h in state.finished[: params.n]]
+        beams = [[*beams[pick.parent], pick.token] for pick in picks]
+
+
 class KVExecutor(NullExecutor):
     """Holds one token a slot, as a KV memory would, and reads every sequence back through its block table.
 
@@ -143,7 +175,12 @@ class KVExecutor(NullExecutor):
         for chunk in plan.chunks:
             read = self._read(chunk)
             seq = chunk.sequence
-            if chunk.num_samples:
+            if chunk.num_samples and chunk.num_top:
+                forbidden = seq.request.stops if seq.num_output < seq.params.min_tokens else ()
+                offered = candidates_after(read, chunk.num_top + len(forbidden))
+                top = [pair for pair in offered if pair[0] not in forbidden]
+                samples[chunk.request_id] = Sample((), tuple(top[: chunk.num_top]))
+            elif chunk.num_samples:
                 branches = [seq.branch] if chunk.num_samples == 1 else range(chunk.num_samples)
                 samples[chunk.request_id] = Sample(tuple(token_after(read, b) for b in branches))
         return ExecuteResult(samples, self.step_time_ns)

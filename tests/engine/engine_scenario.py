@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from engine_helpers import KVExecutor, token_after
+from engine_helpers import KVExecutor, expected_answers, token_after
 
 from kvtop.engine.api import (
     Engine,
@@ -93,6 +93,7 @@ class Scenario:
         self.ever_pinned = False
         self.step_failed = False
         self.to_submit = rng.randint(1, 14)
+        self.beam_share = rng.choice([0.0, 0.0, 0.3, 0.9])
         self.troubled = rng.random() < 0.7  # half of the lives go undisturbed
         self.steps: list[StepEvent] = []
         self.rows: list[RequestEvent] = []
@@ -176,12 +177,13 @@ class Scenario:
         tail = [rng.randint(0, 9) for _ in range(rng.randint(0, 6))]
         prompt = rng.choice(STEMS)[: rng.randint(0, min(30, self.config.effective_len - 1))] + tail
         m = rng.randint(1, 12)
-        params = SamplingParams(
-            max_tokens=m,
-            min_tokens=rng.choice([0, 0, min(m, 3)]),
-            n=rng.choice([1, 1, 1, 2, 4]),
-            stop_token_ids=tuple(range(VOCAB_STOP)) if rng.random() < 0.2 else (),
-        )
+        values: dict[str, Any] = {"max_tokens": m, "min_tokens": rng.choice([0, 0, min(m, 3)])}
+        if rng.random() < self.beam_share:
+            values |= self.random_beams()
+        else:
+            values["n"] = rng.choice([1, 1, 1, 2, 4])
+            values["stop_token_ids"] = tuple(range(VOCAB_STOP)) if rng.random() < 0.2 else ()
+        params = SamplingParams(**values)
         spec = RequestSpec(
             prompt,
             params,
@@ -202,12 +204,25 @@ class Scenario:
             assert self.engine.counters() == before
             too_long = len(prompt) >= self.config.effective_len
             assert isinstance(refusal, RequestTooLong) == too_long
-            assert too_long or not prompt or isinstance(refusal, QueueFull)
+            no_seats = params.num_beams > self.config.seats
+            assert too_long or not prompt or no_seats or isinstance(refusal, QueueFull)
             return
         assert 0 < len(prompt) < self.config.effective_len
-        for branch in range(params.n):
+        assert params.num_beams <= self.config.seats
+        for branch in range(max(params.n, params.num_beams)):
             name = f"{rid}#{branch}" if branch else rid
             self.branches[name] = Branch(prompt, prompt, params, (spec.priority, sched, number, branch))
+
+    def random_beams(self) -> dict[str, Any]:
+        rng = self.rng
+        num_beams = rng.randint(2, 4)
+        return {
+            "num_beams": num_beams,
+            "n": rng.randint(1, num_beams),
+            "length_penalty": rng.choice([0.0, 1.0, 2.0, -1.0]),
+            "early_stopping": rng.choice([True, False, "never"]),
+            "stop_token_ids": rng.choice([(), tuple(range(0, 997, 9)[:2]), tuple(range(0, 997, 40))]),
+        }
 
     def fork(self, seq_id: str) -> None:
         engine, parent = self.engine, self.branches[seq_id]
@@ -217,9 +232,11 @@ class Scenario:
         try:
             children = engine.fork(seq_id, total)
         except InvalidRequest:
-            assert self.step_failed or not view.output or len(view.prompt) + len(view.output) - view.num_computed > 1
+            unready = not view.output or len(view.prompt) + len(view.output) - view.num_computed > 1
+            assert self.step_failed or parent.params.num_beams > 1 or unready
             return
         assert not self.step_failed
+        assert parent.params.num_beams == 1
         assert len(children) == total - 1
         for child in children:
             number = int(child.rpartition("#")[2])
@@ -234,8 +251,10 @@ class Scenario:
         return sorted(s.seq_id for s in [*self.engine.scheduler.running, *self.engine.scheduler.waiting])
 
     def abort(self, seq_id: str) -> None:
-        """One branch; the first branch's id is the request's and ends them all."""
+        """One branch; the first branch's id is the request's and ends them all, and so does that of any beam."""
         assert self.engine.abort(seq_id)
+        if self.branches[seq_id].params.num_beams > 1:
+            seq_id = seq_id.partition("#")[0]
         gone = [b for b in self.branches if b == seq_id or ("#" not in seq_id and b.startswith(f"{seq_id}#"))]
         self.aborted.update(gone)
 
@@ -255,9 +274,11 @@ class Scenario:
         first = self.config.batch_policy == "prefill-first" and self.pinned
         assert first or not (out.preempted and out.admitted), "somebody was admitted in a step that preempted"
         for seq_id, tokens in out.tokens.items():
-            assert len(tokens) == 1
-            self.branches[seq_id].streamed += tokens
+            branch = self.branches[seq_id]
+            assert len(tokens) == 1 or (branch.params.num_beams > 1 and not branch.streamed)
+            branch.streamed += tokens
         advanced = out.plan or out.finished or counters.in_transfer or not engine.has_requests
+        advanced = advanced or self.room_was_made(out)
         assert advanced or out.stalled, "nobody advanced and nobody was named"
         if out.stalled is not None:
             assert self.pinned, f"a stall without a cause: {out.stalled}"
@@ -268,6 +289,12 @@ class Scenario:
             if out.plan and not out.admitted and seq is engine.scheduler.head_of_line:
                 assert seq.wait_reason is not None, f"{seq.seq_id} waits and nobody knows why"
         self.read_events()
+
+    def room_was_made(self, out: StepOutput) -> bool:
+        """Whoever runs is a beam that waits for its group: somebody gave blocks back, and others go on with them."""
+        running = self.engine.scheduler.running
+        beams = [name for name in out.preempted if self.branches[name].params.num_beams > 1]
+        return all(seq.candidates for seq in running) and bool(beams or (running and out.preempted))
 
     def counters_never_fall(self) -> None:
         view = self.engine.counters()
@@ -300,7 +327,9 @@ class Scenario:
                     if kind == "preempted":
                         self.num_preempted += 1
                         victim, needy = self.branches[fields[0]], self.branches[fields[2]]
-                        assert victim.order >= needy.order, f"{fields[0]} ranks ahead of {fields[2]} and lost its room"
+                        # A beam that waits for its group makes room for the others of it.
+                        mates = victim.params.num_beams > 1 and victim.order[:3] == needy.order[:3]
+                        assert mates or victim.order >= needy.order, f"{fields[0]} ranks ahead of {fields[2]}"
 
     def at_the_end(self) -> None:
         engine, counters = self.engine, self.engine.counters()
@@ -324,15 +353,23 @@ class Scenario:
         assert sum(view.restored_tokens for view in views.values()) == counters.restored_tokens
 
     def unborn(self) -> set[str]:
-        """Branches of requests that ended before their first token."""
+        """Branches of requests that ended before their first token; beams of those that ended before their second."""
         names = [name for name, branch in self.branches.items() if "#" in name and not branch.by_fork]
-        return {name for name in names if not self.branches[name.partition("#")[0]].streamed}
+        return {name for name in names if not self.was_born(name)}
+
+    def was_born(self, name: str) -> bool:
+        if self.branches[name].params.num_beams > 1 or "#" not in name:
+            return name in self.engine._finished
+        return bool(self.branches[name.partition("#")[0]].streamed)
 
     def one_at_the_end(self, name: str, branch: Branch, view: Any) -> None:
-        output, reason = self.expected(name, branch)
         assert view.state is RequestState.FINISHED
         assert list(view.output) == branch.streamed, f"{name}: what was streamed is not what it has"
         assert 0 <= view.cached_tokens <= max(0, len(branch.prompt) - 1)
+        if branch.params.num_beams > 1:
+            self.beam_at_the_end(name, branch, view)
+            return
+        output, reason = self.expected(name, branch)
         if name in self.aborted and view.finish_reason is FinishReason.ABORTED:
             assert list(view.output) == output[: len(view.output)]
             return
@@ -348,6 +385,26 @@ class Scenario:
             assert 0 <= found <= (view.restored_tokens if view.preemptions else 0), f"{name}: {view}, own {own}"
         else:  # ended before its prompt was computed
             assert view.cached_tokens + view.computed_tokens <= len(branch.prompt)
+
+    def beam_at_the_end(self, name: str, branch: Branch, view: Any) -> None:
+        """Answer number i under the id of branch i, whatever happened on the way; nothing of one that was aborted."""
+        number, reason = branch.order[3], view.finish_reason
+        if name in self.aborted and reason is FinishReason.ABORTED:
+            assert not view.output
+            return
+        limit = self.config.effective_len
+        group = [b for b in self.branches if b.partition("#")[0] == name.partition("#")[0] and self.was_born(b)]
+        if self.ever_pinned and FinishReason.CAPACITY in {self.engine.request(b).finish_reason for b in group}:
+            return  # cut off wherever it stood
+        answers = expected_answers(branch.prompt, branch.params, limit)
+        if number >= branch.params.n:
+            assert (list(view.output), reason) == ([], FinishReason.DROPPED)
+            return
+        output, stopped = answers[number]
+        assert list(view.output) == output, f"{name} is not what it is alone"
+        by_model = self.config.max_model_len == limit or len(output) == branch.params.max_tokens
+        length = FinishReason.LENGTH if by_model else FinishReason.CAPACITY
+        assert reason is (FinishReason.STOP if stopped else length)
 
     def expected(self, name: str, branch: Branch) -> tuple[list[int], FinishReason]:
         """Output and reason of one branch that nobody aborts, from its tokens at birth on."""

@@ -28,7 +28,8 @@ from kvtop.engine.sequence import Request, Sequence
 
 
 def _pool(num_blocks: int) -> BlockPool:
-    return BlockPool(num_blocks, 4, LRUEvictor(num_blocks, PrefixCache(num_blocks, 4)))
+    cache = PrefixCache(num_blocks, 4)
+    return BlockPool(cache.key, 4, LRUEvictor(cache))
 
 
 def _running(engine: Engine, rid: str) -> Sequence:
@@ -64,11 +65,11 @@ def test_a_block_listed_twice_is_freed_once_and_never_again() -> None:  # A3
     pool = _pool(8)
     pool.take([3, 5], "a")
     pool.acquire(3, "a")
-    pool.release([3, 3, 5], "a", lambda block: False, step=0)
+    pool.release([3, 3, 5], "a", step=0)
     fresh = list(pool.fresh)
     assert sorted(fresh) == list(range(8))
     with pytest.raises(InvariantError, match="block 3"):
-        pool.release([3, 3, 5], "a", lambda block: False, step=0)
+        pool.release([3, 3, 5], "a", step=0)
     assert list(pool.fresh) == fresh
     pool.check()
 
@@ -213,10 +214,10 @@ def _reachable(root: object) -> list[Sequence | Request]:
 def test_a_release_below_zero_names_the_block_and_its_last_owner() -> None:  # A11
     pool = _pool(8)
     pool.take([2], "somebody")
-    pool.release([2], "somebody", lambda block: False, step=0)
+    pool.release([2], "somebody", step=0)
     fresh = list(pool.fresh)
     with pytest.raises(InvariantError, match=r"block 2.*somebody"):
-        pool.release([2], "other", lambda block: False, step=0)
+        pool.release([2], "other", step=0)
     assert (pool.refcount[2], list(pool.fresh)) == (0, fresh)
 
 

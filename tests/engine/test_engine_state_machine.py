@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from engine_scenario import Scenario
 
@@ -40,3 +42,17 @@ def test_the_random_lives_reach_what_they_are_to_check() -> None:
         for name in seen:
             seen[name] += getattr(scenario.engine.counters(), name) > 0
     assert all(count >= 3 for count in seen.values()), seen
+
+
+def test_the_random_lives_reach_what_beams_do() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(80):
+        scenario = Scenario(seed)
+        scenario.run()
+        for event in scenario.steps:
+            seen.update(kind for kind, *_ in event.decisions)
+            seen["made room"] += sum(d[0] == "preempted" and d[2] == "beams" for d in event.decisions)
+            seen["set aside"] += sum(d[0] == "skipped" and d[2] == "beams" for d in event.decisions)
+            seen["answers"] += sum(d[0] == "finished" and d[2] == "dropped" for d in event.decisions)
+    reached = {kind: seen[kind] for kind in ("restarted", "chosen", "made room", "set aside", "answers")}
+    assert all(count >= 10 for count in reached.values()), reached

@@ -258,7 +258,7 @@ class PoolMachine(RuleBasedStateMachine):
             if not want.may_publish:
                 assert stands == own
                 continue
-            if self.keys != "default" and not self.real.is_published(stands):
+            if self.keys != "default" and not self.real.cache.is_published(stands):
                 want.may_publish = False  # a collision: it can only be a miss, for all that follows
                 continue
             expected = model.published.setdefault(prefix, own)
@@ -331,10 +331,10 @@ class PoolMachine(RuleBasedStateMachine):
         block = rng.choice(pinned or [0])
         if not pinned:
             with pytest.raises(InvariantError, match="not pinned"):
-                self.real.pool.unpin(block, False, self.real.step)
+                self.real.pool.unpin(block, self.real.step)
             return
         self.model.pins[block] -= 1
-        self.real.pool.unpin(block, self.real.is_published(block), self.real.step)
+        self.real.pool.unpin(block, self.real.step)
         self.model.drop(block)
 
     def force_eviction(self, rng: Random) -> None:
@@ -367,7 +367,7 @@ class PoolMachine(RuleBasedStateMachine):
         block, before = want.table[0], self.snapshot()
         too_many = [block] * (self.model.refs[block] - self.model.pins[block] + 1)
         with pytest.raises(InvariantError, match=f"block {block}"):
-            self.real.pool.release(too_many, seq.seq_id, self.real.is_published, self.real.step)
+            self.real.pool.release(too_many, seq.seq_id, self.real.step)
         assert self.snapshot() == before
 
     # -- after each rule -----------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert set(pool.fresh) == model.fresh
         assert list(pool.evictor) == model.idle  # pyright: ignore[reportArgumentType]
         assert pool.num_in_transfer == len(model.transfer)
-        published = {b for b in range(model.num_blocks) if self.real.is_published(b)}
+        published = {b for b in range(model.num_blocks) if self.real.cache.is_published(b)}
         assert published == set(model.published.values())
         for prefix in model.published:
             assert len(prefix) == 2 or prefix[:-1] in model.published, "a child outlived its parent"
@@ -417,7 +417,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.give_back(name)
         for block, pins in self.model.pins.items():
             for _ in range(pins):
-                self.real.pool.unpin(block, self.real.is_published(block), self.real.step)
+                self.real.pool.unpin(block, self.real.step)
         self.real.begin_step(self.real.step + 10)
         self.real.check([])
         pool = self.real.pool

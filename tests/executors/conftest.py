@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
+from reference_beams import Beams
 from reference_greedy import Greedy
 
-from kvtop.engine.executors.models import SMOLLM2_INSTALL, smollm2_gguf
+from kvtop.engine.executors import torch_load
+from kvtop.engine.executors.models import SMOLLM2_INSTALL, resolve, smollm2_gguf
 from kvtop.engine.executors.torch_executor import TorchExecutor
 
 
@@ -28,8 +29,8 @@ def tiny() -> TorchExecutor:
 
 
 @pytest.fixture(scope="session")
-def tiny_greedy(tiny: TorchExecutor) -> Greedy:
-    return Greedy(_own_attention(tiny))
+def tiny_greedy() -> Greedy:
+    return Greedy(_as_it_comes("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -41,11 +42,18 @@ def smollm2() -> TorchExecutor:
 
 @pytest.fixture(scope="session")
 def smollm2_greedy(smollm2: TorchExecutor) -> Greedy:
-    return Greedy(_own_attention(smollm2))
+    del smollm2  # skips where there is none
+    return Greedy(_as_it_comes("smollm2"))
 
 
-def _own_attention(executor: TorchExecutor):
-    """The same weights with the model's own attention."""
-    model = copy.deepcopy(executor._model)
+@pytest.fixture(scope="session")
+def smollm2_beams(smollm2: TorchExecutor) -> Beams:
+    del smollm2  # skips where there is none
+    return Beams(_as_it_comes("smollm2"))
+
+
+def _as_it_comes(name: str):
+    """The model with its own modules and its own attention: nothing of it is kvtop's."""
+    model = torch_load.load(resolve(name), torch.device("cpu"), None, lambda text, fraction: None).model
     model.set_attn_implementation("sdpa")
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtop.engine.executors.sampling import SampleSpec, sample, uniform
+from kvtop.engine.executors.sampling import SampleSpec, best, sample, uniform
 from kvtop.engine.types import SamplingParams
 
 VOCAB = 50
@@ -123,3 +123,25 @@ def test_stops_cannot_be_drawn_before_min_tokens(temperature: float) -> None:
 def test_an_ignored_end_token_may_be_drawn_at_any_time() -> None:
     row = torch.tensor([[0.0, 1.0]])
     assert sample(row, [spec(SamplingParams(min_tokens=3, ignore_eos=True))], (1,)) == [(1,)]
+
+
+def test_the_best_candidates_have_their_log_probabilities_over_the_whole_vocabulary() -> None:
+    rows = torch.stack([logits(1), logits(2)])
+    params = SamplingParams(num_beams=2)
+    tops = best(rows, [spec(params), spec(params)], [4, 7], ())
+    assert [len(top) for top in tops] == [4, 7]
+    for row, top in zip(rows, tops, strict=True):
+        exact = row.double().softmax(-1).log()
+        assert [token for token, _ in top] == exact.argsort(descending=True)[: len(top)].tolist()
+        assert all(abs(logprob - float(exact[token])) < 1e-5 for token, logprob in top)
+
+
+def test_a_forbidden_end_token_is_no_candidate_and_changes_no_other_score() -> None:
+    row = logits(3)
+    end = int(row.argmax())
+    plain, forbidden = (
+        best(row[None], [spec(SamplingParams(num_beams=2, min_tokens=least, ignore_eos=False))], [5], (end,))[0]
+        for least in (0, 1)
+    )
+    assert plain[0][0] == end
+    assert forbidden[:4] == plain[1:]

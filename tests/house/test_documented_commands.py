@@ -16,7 +16,11 @@ from kvtop.cli.registry import COMMANDS, DEFAULT_COMMAND
 from kvtop.engine.policies import registry
 from kvtop.workloads.load import builtin_workloads
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/definitions.md", "docs/why.md", "docs/memory-baselines.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("definitions", "effects", "memory-baselines", "why")),
+)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 

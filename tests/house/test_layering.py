@@ -1,6 +1,6 @@
 """Who may import whom, held on the source text.
 
-    kernels    -> torch, triton, numpy, numba                   nothing else of ours
+    kernels    -> torch, triton, numpy, llvmlite                nothing else of ours
     engine     -> kernels
     workloads  -> engine.types, engine.config, engine.errors    never the scheduler or an executor
     kvtop      -> workloads, and of the engine what FRONT lists; the engine itself only in the child process (CHILD)
@@ -34,7 +34,7 @@ CHILD = {
     "kvtop/run/loop.py": {"kvtop.engine.engine"},
 }
 CHILD_MODULES = {"kvtop.run.child", "kvtop.run.loop"}
-KERNEL_LIBRARIES = {"torch", "triton", "numpy", "numba"}
+KERNEL_LIBRARIES = {"torch", "triton", "numpy", "llvmlite"}
 
 
 def violation(found: Import) -> str | None:

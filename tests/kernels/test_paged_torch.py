@@ -1,4 +1,7 @@
-"""The torch operations against the NumPy oracle: odd shapes, shuffled blocks, NaN wherever nothing was written."""
+"""Paged attention on the CPU, gathered by torch and in place by kvtop's kernel, against the NumPy oracle.
+
+Odd shapes, shuffled blocks, NaN wherever nothing was written.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from kvtop.engine.executors.torch_batch import PagedBatch, Row, _split
+from kvtop.engine.executors.torch_batch import PagedBatch, Row
+from kvtop.engine.executors.torch_gather import _split
 from kvtop.engine.executors.torch_pool import KVPool, LayerShape, independent_runs
 from kvtop.kernels.reference import num_pages, paged_attention
 
 SCALING = 0.2
 
 
+@pytest.fixture(autouse=True, params=["in place", "gathered"])
+def _way(request: pytest.FixtureRequest) -> None:
+    Case.in_place = request.param == "in place"
+
+
 class Case:
     """Sequences with some tokens already in a NaN-filled pool, and new ones to attend with."""
+
+    in_place: bool
 
     def __init__(self, spans: list[tuple[int, int]], size: int, heads: int, kv_heads: int, dim: int, seed: int = 0):
         rng = np.random.default_rng(seed)
@@ -23,6 +34,9 @@ class Case:
         self.tables = [[ids.pop() for _ in range(n)] for n in pages]
         layers = [LayerShape(0, kv_heads, dim, dim)]
         self.pool = KVPool(layers, sum(pages) + 4, size, torch.float32, torch.device("cpu"))
+        if self.in_place and not self.pool.in_place:
+            pytest.skip("the kernels cannot be used here, or not with this head size")
+        self.pool.in_place = self.in_place
         self.pool.k[0].fill_(float("nan"))
         self.pool.v[0].fill_(float("nan"))
         self.spans, shape = spans, (heads, kv_heads, kv_heads)

@@ -80,8 +80,8 @@ def eviction_order(name: str, idle: list[int], exclude: set[int], k: int, cache:
 
     taken: list[int] = []
     while len(taken) < k:
-        gone = {b: sum(cache.parent(child) == b for child in taken) for b in idle}
-        leaves = [b for b in idle if b not in exclude and b not in taken and cache.num_children(b) == gone[b]]
+        gone = {b: sum(cache.parent[child] == b for child in taken) for b in idle}
+        leaves = [b for b in idle if b not in exclude and b not in taken and cache.num_children[b] == gone[b]]
         if not leaves:
             break
         taken.append(min(leaves, key=key))

@@ -23,7 +23,7 @@ class Cache:
 
     def __init__(self, policy: str) -> None:
         self.tree = PrefixCache(16, 2)
-        self.evictor = make_evictor(policy, 16, self.tree)
+        self.evictor = make_evictor(policy, self.tree)
         self.block_of: dict[str, int] = {}
         self.step = 0
 
@@ -35,16 +35,16 @@ class Cache:
         seq = Sequence(name, 0, request, (0, 0, block, 0), tokens, len(tokens))
         seq.block_table = [block]
         self.tree.extend_keys(seq)
-        assert self.tree.publish(seq, 0, self.step) == block
-        self.evictor.add(block)
+        assert self.tree.publish(seq, 0, 1, self.step) == 1
+        self.evictor.add([block])
         self.block_of[name] = block
 
     def hit(self, name: str) -> None:
         self.step += 1
         block = self.block_of[name]
-        self.evictor.remove(block)
+        self.evictor.remove([block])
         self.tree.touch(block, self.step)
-        self.evictor.add(block)
+        self.evictor.add([block])
 
     def order(self) -> str:
         names = {block: name for name, block in self.block_of.items()}
@@ -150,7 +150,7 @@ def test_the_oracle_runs_meet_what_they_are_to_check() -> None:
             idle = list(engine.allocator.pool.evictor)  # pyright: ignore[reportArgumentType]
             cache = engine.allocator.cache  # pyright: ignore[reportAttributeAccessIssue]
             order = eviction_order("lfu", idle, set(), len(idle), cache)
-            seen["parents freed"] += any(cache.parent(block) in order for block in order)
+            seen["parents freed"] += any(cache.parent[block] in order for block in order)
             seen["excluded"] += len(eviction_order("lfu", idle, set(order[:1]), len(idle), cache)) < len(order)
         seen["evicted"] += engine.counters().evictions > 0
     assert min(seen.values()) >= 20, seen

@@ -285,8 +285,8 @@ def test_ttft_counts_from_the_intended_arrival_and_itl_shares_a_gap() -> None:
         step(2, ("chunk", "a", 1, 6), emitted=[("a", 1)]),
         step(5, ("chunk", "a", 1, 7), emitted=[("a", 3)]),
     )
-    assert list(state.ttft.points) == [(10 * MS, 15 * MS)]
-    assert list(state.itl.points) == [(20 * MS, 10 * MS)] + [(50 * MS, 10 * MS)] * 3
+    assert list(state.ttft.points) == [(10 * MS, 15 * MS, 1)]
+    assert list(state.itl.points) == [(20 * MS, 10 * MS, 1), (50 * MS, 10 * MS, 3)]
     assert state.sequences["a"].last_itl_ns == 10 * MS
     assert state.totals["output_tokens"] == 5
 
@@ -420,6 +420,7 @@ def test_decisions_about_unknown_requests_break_nothing(kind: str) -> None:
         "admitted": ("admitted", "x", 4, 1, 1), "resumed": ("resumed", "x", 4, 1, 1),
         "skipped": ("skipped", "x", "seats", None, 1, 0), "forked": ("forked", "x#1", "x"),
         "first_token": ("first_token", "x"), "preempted": ("preempted", "x", "no_blocks", "y", 1, 1),
+        "restarted": ("restarted", "x#1", "x"), "chosen": ("chosen", "x", 7),
         "finished": ("finished", "x", "length", 1), "aborted": ("aborted", "x", 1),
     }  # fmt: skip
     state = fold(*STARTED, step(2, samples[kind], emitted=[("x", 1)]))

@@ -29,8 +29,9 @@ def over_the_wire(events: list[Event]) -> list[Event]:
 class Driver:
     """A random run of a real engine: submissions, aborts, forks, pins, resets, all from one seed."""
 
-    def __init__(self, seed: int, *, calm: bool = False, **config: object) -> None:
+    def __init__(self, seed: int, *, calm: bool = False, beams: bool = False, **config: object) -> None:
         self.calm = calm  # only submissions
+        self.beams = beams
         self.rng = random.Random(seed)
         base = {"num_blocks": 12, "block_size": 4, "max_num_seqs": 6, "max_batched_tokens": 16}
         self.engine = Engine(
@@ -52,6 +53,14 @@ class Driver:
             self.engine.check()
             yield over_the_wire(self.engine.recorder.drain())
 
+    def params(self) -> SamplingParams:
+        """Beams only where asked for: the other runs keep their course."""
+        most, n = self.rng.randrange(1, 14), self.rng.choice((1, 1, 1, 2, 3))
+        if not self.beams or self.rng.random() < 0.4:
+            return SamplingParams(max_tokens=most, n=n)
+        stops = self.rng.choice(((), tuple(range(1000, 1020))))
+        return SamplingParams(max_tokens=most, n=n, num_beams=self.rng.randrange(max(n, 2), 5), stop_token_ids=stops)
+
     def disturb(self) -> None:
         rng, engine = self.rng, self.engine
         live = list(engine._sequences)
@@ -66,7 +75,7 @@ class Driver:
                 self.num_submitted += 1
                 engine.submit(
                     prompt,
-                    SamplingParams(max_tokens=rng.randrange(1, 14), n=rng.choice((1, 1, 1, 2, 3))),
+                    self.params(),
                     request_id=f"q{self.num_submitted}",
                     priority=rng.choice((0, 0, 1)),
                 )
@@ -151,6 +160,12 @@ CONFIGS = {
     "two groups": {"kv_groups": (None, 6), "num_blocks": 16, "deferred_free_steps": 1},
     "three groups": {"kv_groups": (5, None, 9), "block_size": 2, "num_blocks": 40},
     "windows and swap": {"kv_groups": (None, 6), "preemption": "swap", "host_blocks": 8, "num_blocks": 11},
+    "beams": {"beams": True},
+    "tight beams": {"beams": True, "num_blocks": 7, "max_num_seqs": 4, "prefix_caching": False},
+    "deferred beams": {"beams": True, "deferred_free_steps": 2, "num_blocks": 9},
+    "contiguous beams": {"beams": True, "allocator": "contiguous-oracle", "max_model_len": 33, "num_blocks": 17},
+    "beams and swap": {"beams": True, "preemption": "swap", "host_blocks": 8, "num_blocks": 8},
+    "beams and windows": {"beams": True, "kv_groups": (None, 6), "num_blocks": 16},
 }
 
 
@@ -177,7 +192,10 @@ def test_blocks_carry_the_step_of_their_last_use(seed: int) -> None:
         assert_equal(state, driver.engine, f"seed {seed}, step {number}", dated=True)
 
 
-@pytest.mark.parametrize("name", ["paged", "tight", "contiguous", "deferred", "swap", "two groups", "windows and swap"])
+FROM_THE_MIDDLE = [*list(CONFIGS)[:5], "swap", "two groups", "windows and swap", "tight beams", "beams and swap"]
+
+
+@pytest.mark.parametrize("name", FROM_THE_MIDDLE)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), cut=st.integers(1, 40))
 def test_folding_from_a_keyframe_in_the_middle_gives_the_same_state(name: str, seed: int, cut: int) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvtop.state.model import History, PoolState, Samples
+from kvtop.stats import percentile
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
-from kvtop.tui.stats import CachedSummary, levels, means, rates
+from kvtop.tui.stats import levels, means, rates, summarise
 from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
 from kvtop.tui.widgets.grid import lay_out
 
@@ -97,26 +98,26 @@ def test_rates_add_up_and_levels_carry_on():
     assert levels(history, history.decode_tokens, int(4.5e9), 3) == [6, 6, 1]
 
 
-def test_a_summary_interpolates_and_follows_new_samples():
-    samples, summary = Samples(), CachedSummary()
-    assert summary.update(samples, exact=False).p50 is None
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=40))
+def test_a_summary_of_counted_samples_is_that_of_each_by_itself(points):
+    samples = Samples()
+    for value, count in points:
+        samples.add(1, value, count)
+    values = sorted(value for value, count in points for _ in range(count))
+    found = summarise(samples)
+    assert found.n == len(values)
+    assert found.peak == (values[-1] if values else None)
+    for q, got in ((50, found.p50), (99, found.p99)):
+        expected = percentile(values, q)
+        assert got == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_summary_interpolates():
+    samples = Samples()
     for i in range(1, 101):
         samples.add(i, i)
-    found = summary.update(samples, exact=False)
+    found = summarise(samples)
     assert (found.n, found.p50, found.p99) == (100, 50.5, pytest.approx(99.01))
-
-
-def test_a_summary_of_very_many_samples_may_lag_while_running_but_not_when_paused(monkeypatch):
-    monkeypatch.setattr(CachedSummary, "MANY", 10)
-    samples, summary = Samples(), CachedSummary()
-    for i in range(20):
-        samples.add(i, i)
-    assert summary.update(samples, exact=False).n == 20
-    samples.add(20, 20)
-    assert summary.update(samples, exact=False).n == 20
-    assert summary.update(samples, exact=True).n == 21
-    samples.add(21, 21)
-    assert [summary.update(samples, exact=False).n for _ in range(4)] == [21, 21, 21, 22]
 
 
 @given(st.integers(0, 200_000), st.integers(1, 200), st.integers(1, 60))

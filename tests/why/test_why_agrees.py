@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def crowded(seed: int, *, branches: bool, **config: Any) -> Scenario:
+def crowded(seed: int, *, branches: bool, beams: bool = False, **config: Any) -> Scenario:
     """Requests that share prefixes and compete for 12 blocks of 4 tokens, one submitted a step."""
     rng = random.Random(seed)
     scenario = Scenario(12, max_model_len=None, **config)
     for i in range(24):
         prompt = tokens(rng.randrange(1, 16), rng.randrange(1, 4)) + tokens(rng.randrange(8), 10 + i)
         params = SamplingParams(max_tokens=rng.randrange(1, 20), n=rng.choice((1, 1, 2, 3)) if branches else 1)
+        if beams and i % 3:
+            params = SamplingParams(max_tokens=params.max_tokens, n=params.n, num_beams=max(2, params.n))
         spec = RequestSpec(prompt, params, request_id=f"q{i}", priority=rng.choice((0, 0, 1)), tenant="t")
         scenario.engine.submit_spec(spec)
         scenario.steps(1)
@@ -93,8 +96,28 @@ def test_branches_add_up_too(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tables_tell_the_same_as_the_stream(tmp_path: Path, name: str) -> None:
-    scenario = crowded(5, branches=True, **CONFIGS[name])
+def test_beams_add_up_too(name: str) -> None:
+    scenario = crowded(4, branches=True, beams=True, **CONFIGS[name])
+    seen = Counter()
+    for row in ends(scenario.events):
+        lines = scenario.why(row.request_id)
+        seen += Counter(line.kind for line in lines)
+        assert sum(line.numbers["output_tokens"] for line in of_kind(lines, "ended")) == row.output_tokens
+        assert len(of_kind(lines, "preempted")) == row.num_preemptions
+        assert total(lines, "resumed", "restored_tokens") <= row.restored_tokens
+        assert len(of_kind(lines, "first_token")) == 1
+        if of_kind(lines, "search"):
+            assert not of_kind(lines, "decode")
+            assert all(line.numbers["itl_max_ns"] is None for line in of_kind(lines, "ended"))
+            assert total(lines, "first_token", "ttft_ns") + row.t_sched_ns == row.t_done_ns
+    assert seen["search"] > 20
+    assert seen["restarted"] > 10
+
+
+@pytest.mark.parametrize("beams", [False, True], ids=["branches", "beams"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tables_tell_the_same_as_the_stream(tmp_path: Path, name: str, beams: bool) -> None:
+    scenario = crowded(5, branches=True, beams=beams, **CONFIGS[name])
     run = open_run(record(tmp_path / "run", scenario.events, scenario.run))
     names = [f"q{i}" for i in range(24)]
     names += [child.seq_id for child in explain(_facts(scenario, "q0")) if "#" in child.seq_id]

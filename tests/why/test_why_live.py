@@ -47,9 +47,9 @@ def by_step(scenario: Scenario) -> Iterator[tuple[RunState, list[Event]]]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("branches", [False, True])
-def test_live_and_ended_requests_are_told_as_by_the_whole_stream(name: str, branches: bool) -> None:
-    scenario = crowded(3, branches=branches, **CONFIGS[name])
+@pytest.mark.parametrize("kind", ["single", "branches", "beams"])
+def test_live_and_ended_requests_are_told_as_by_the_whole_stream(name: str, kind: str) -> None:
+    scenario = crowded(3, branches=kind != "single", beams=kind == "beams", **CONFIGS[name])
     compared = 0
     for number, (state, seen) in enumerate(by_step(scenario)):
         if number % 23:  # each comparison folds the whole stream anew

@@ -71,6 +71,15 @@ def test_requests_share_exactly_the_system_prompt(tmp_path: Path):
     assert workload.name == "work"
 
 
+def test_beams_are_served_as_beams_and_change_the_hash(tmp_path: Path):
+    text = 'kind = "poisson"\nrate = 2\nnum_requests = 5\n'
+    workload = load_toml(tmp_path, f"{text}n = 2\nnum_beams = 3")
+    assert {(s.params.n, s.params.num_beams) for s in workload.source().pop_due(10**18)} == {(2, 3)}
+    assert workload.notices == []
+    hashes = {load_toml(tmp_path, f"{text}{options}").hash for options in ("", "num_beams = 1", "num_beams = 3")}
+    assert len(hashes) == 2
+
+
 def test_samples_that_must_all_be_equal_are_noticed(tmp_path: Path):
     assert load_toml(tmp_path, 'kind = "poisson"\nrate = 2\nn = 4').notices == [
         "n is 4 at temperature 0: all samples of a request are equal"
@@ -124,6 +133,9 @@ def test_an_unknown_kind_or_key_names_the_file_and_the_nearest(text: str, neares
         ('kind = "poisson"\nrate = 1\noutput_tokens = 0', "output_tokens is 0"),
         ('kind = "poisson"\nrate = 1\nn = 0', "n is 0"),
         ('kind = "poisson"\nrate = 1\ntemperature = -0.1', "temperature is -0.1"),
+        ('kind = "poisson"\nrate = 1\nnum_beams = 0', "num_beams is 0"),
+        ('kind = "poisson"\nrate = 1\nnum_beams = 2\ntemperature = 0.5', "num_beams is 2 at temperature 0.5"),
+        ('kind = "poisson"\nrate = 1\nnum_beams = 2\nn = 3', "n is 3, expected at most num_beams \\(2\\)"),
         ('kind = "poisson"\nrate = 1\nlimit = 0', "limit is 0"),
         ('kind = "poisson"\nrate = 1\ntime_scale = nan', "time_scale is nan"),
         ('kind = "poisson"\nrate = 1\nlength_scale = 0', "length_scale is 0"),

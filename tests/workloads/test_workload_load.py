@@ -31,7 +31,7 @@ def everything(workload: Workload) -> list:
 def test_every_builtin_loads_and_serves_its_recorded_lengths(name: str):
     workload = load(name, length_scale=0.125, limit=50)
     specs = everything(workload)
-    assert len(specs) == workload.num_requests == 50
+    assert len(specs) == workload.num_requests == min(50, load(name).num_requests)
     for spec, row in zip(specs, workload.rows, strict=True):
         assert len(spec.prompt) == row.prompt_tokens
         assert spec.params.max_tokens == row.output_tokens
@@ -39,7 +39,7 @@ def test_every_builtin_loads_and_serves_its_recorded_lengths(name: str):
         assert spec.params.stop == ()
         assert spec.arrival_ns == row.arrival_ns
     assert specs[0].arrival_ns == 0
-    assert len({spec.request_id for spec in specs}) == 50
+    assert len({spec.request_id for spec in specs}) == len(specs)
 
 
 def test_the_default_workload_is_made_for_a_small_cpu():

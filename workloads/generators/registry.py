@@ -6,10 +6,12 @@ from typing import Any
 
 from kvtop.engine.errors import UnknownName
 from kvtop.workloads.generators.base import Generator
+from kvtop.workloads.generators.mix import MIX
 from kvtop.workloads.generators.poisson import POISSON
 from kvtop.workloads.rows import RowSet
 
 GENERATORS: dict[str, Generator] = {
+    MIX.name: MIX,
     POISSON.name: POISSON,
 }
 

@@ -6,7 +6,7 @@ from kvtop.state.model import Samples
 from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
-from kvtop.tui.stats import CachedSummary, Summary, means
+from kvtop.tui.stats import Summary, means, summarise
 from kvtop.tui.text import duration, short
 from kvtop.tui.widgets.lines import Line
 
@@ -25,10 +25,6 @@ Below {MIN_P99} samples there is no p99: it would only be the maximum.
 A bar is the mean of one second, newest right; the highest fills the
 height. Under VIRTUAL TIME all times are the simulated clock's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._summaries = {"TTFT": CachedSummary(), "ITL": CachedSummary()}
-
     def note(self, frame: Frame) -> Line:
         if self.size.height > 4:
             return [("last 60 s", "soft")]
@@ -38,7 +34,7 @@ height. Under VIRTUAL TIME all times are the simulated clock's."""
         draw = self._tall if height >= 4 else self._flat
         out: list[Line] = []
         for name, samples in (("TTFT", frame.state.ttft), ("ITL", frame.state.itl)):
-            summary = self._summaries[name].update(samples, exact=frame.state.status != "running")
+            summary = summarise(samples)
             chart_rows = (height - 2) // 2
             if summary.n:
                 out += draw(name, summary, samples, frame, width, chart_rows)

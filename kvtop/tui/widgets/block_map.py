@@ -1,6 +1,6 @@
 """The map of the pool: every block a cell, or as many blocks a cell as it takes to show them all.
 
-Rows are cached strips built by run length; a frame looks only at the rows of blocks that changed, so that a pool of
+Rows are cached strips built by run length; a frame looks only at the cells of blocks that changed, so that a pool of
 100,000 blocks costs no more than what happens in it.
 """
 
@@ -75,7 +75,7 @@ class BlockMap(DrawnWidget, can_focus=True):
         self.grid = lay_out(0, 1, 1)
         self.top = 0  # first row shown
         self._lit: frozenset[int] = frozenset()
-        self._codes: dict[int, bytes] = {}
+        self._codes: dict[int, bytearray] = {}
         self._strips: dict[int, Strip] = {}
 
     # Frames --------------------------------------------------------------------------------------------------
@@ -96,22 +96,23 @@ class BlockMap(DrawnWidget, can_focus=True):
             self._touch(changed)
 
     def _touch(self, blocks: set[int] | frozenset[int]) -> None:
-        """Redraw the visible rows among those of ``blocks`` whose cells look different now."""
-        if not blocks:
+        """Redraw the visible rows among those of ``blocks`` that have a cell which looks different now."""
+        pool, grid, changed = self.pool, self.grid, set()
+        if pool is None or not self._codes:
             return
-        a_row = self.grid.blocks_a_row
-        rows = {block // a_row for block in blocks}
-        changed = []
-        for row in rows:
+        read = self._read_block if grid.density == 1 else self._read_cell
+        for cell in {block // grid.density for block in blocks}:
+            row, index = divmod(cell, grid.blocks_a_row // grid.density)
             codes = self._codes.get(row)
             if codes is None:
                 continue
-            new = self._read_row(row)
-            if new != codes:
-                self._codes[row] = new
-                self._strips.pop(row, None)
-                changed.append(row - self.top)
-        self.refresh_rows([y for y in changed if 0 <= y < self.size.height])
+            code = read(pool, cell * grid.density)
+            if code != codes[index]:
+                codes[index] = code
+                changed.add(row)
+        for row in changed:
+            self._strips.pop(row, None)
+        self.refresh_rows([row - self.top for row in sorted(changed) if 0 <= row - self.top < self.size.height])
 
     def clear_rows(self) -> None:
         self._codes.clear()
@@ -132,15 +133,15 @@ class BlockMap(DrawnWidget, can_focus=True):
 
     # Rows ----------------------------------------------------------------------------------------------------
 
-    def _read_row(self, row: int) -> bytes:
+    def _read_row(self, row: int) -> bytearray:
         """The codes of one row's cells, from the pool."""
         pool, grid = self.pool, self.grid
         if pool is None:
-            return b""
+            return bytearray()
         first = row * grid.blocks_a_row
         last = min(first + grid.blocks_a_row, pool.num_blocks)
         read = self._read_block if grid.density == 1 else self._read_cell
-        return bytes([read(pool, block) for block in range(first, last, grid.density)])
+        return bytearray([read(pool, block) for block in range(first, last, grid.density)])
 
     def _read_block(self, pool: PoolState, block: int) -> int:
         state = pool.state[block]
@@ -180,7 +181,7 @@ class BlockMap(DrawnWidget, can_focus=True):
             self._strips[row] = strip
         return strip
 
-    def _build(self, row: int, codes: bytes, has_cursor: bool) -> Strip:
+    def _build(self, row: int, codes: bytearray, has_cursor: bool) -> Strip:
         grid = self.grid
         segments = []
         if grid.gutter:

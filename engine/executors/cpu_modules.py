@@ -1,0 +1,146 @@
+"""Modules that compute on the CPU what transformers' own do, by kvtop's kernels. The weights are the originals' own.
+
+Nothing is copied or rearranged: a fused module holds the original linears, and hands their weights to one kernel call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvtop.kernels.cpu import ops
+
+
+class NativeLinear(nn.Linear):
+    """``nn.Linear`` over the same weight; a linear without bias adds zeros."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = original.in_features, original.out_features
+        self.weight, self.bias = original.weight, original.bias
+        self.shift = torch.zeros(self.out_features) if original.bias is None else original.bias.detach()
+        self.product = joined([self])
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = _rows(input)
+        out = torch.empty(rows.shape[0], self.out_features)
+        if rows.shape[0]:  # a chunk whose logits nobody wants keeps no rows
+            self.product(rows, (out,))
+        return out.view(*input.shape[:-1], self.out_features)
+
+
+def joined(linears: Sequence[NativeLinear]) -> ops.Linears:
+    """Several linears of one input as one product."""
+    return ops.Linears([linear.weight.detach() for linear in linears], [linear.shift for linear in linears])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(rows, depth), the elements of a row side by side."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+class NativeRMSNorm(nn.Module):
+    """Root mean square norm over the last dimension, times ``offset`` + weight (0 in most models, 1 in Gemma)."""
+
+    factor: Tensor
+
+    def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+        self.register_buffer("factor", weight + offset if offset else weight.detach(), persistent=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return ops.rms_norm(hidden_states, self.factor, self.eps)
+
+
+class FusedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up in one call."""
+
+    def __init__(self, linears: Sequence[NativeLinear], act: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linears
+        self.product, self.width = joined(linears[:2]), linears[0].out_features
+        self.act_fn = nn.SiLU(inplace=True) if type(act) is nn.SiLU else act
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = _rows(x)
+        gate, up = torch.empty(2, rows.shape[0], self.width).unbind()
+        self.product(rows, (gate, up))
+        return self.down_proj.forward(self.act_fn(gate).mul_(up)).view(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer hands to attention beside q, k and v: the same at every call."""
+
+    layer: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+class FusedAttention(nn.Module):
+    """q, k and v in one call, norms per head where there are any, rotation in place, kvtop's attention, o."""
+
+    def __init__(
+        self, linears: Sequence[NativeLinear], norms: Sequence[nn.Module], head_dim: int, call: AttentionCall
+    ) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = linears
+        self.q_norm, self.k_norm = norms or (None, None)
+        self.norms = tuple(norms)
+        self.head_dim, self.call = head_dim, call
+        self.product, self.sizes = joined(linears[:3]), [linear.out_features for linear in linears[:3]]
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, kv: Any, **_: Any
+    ) -> tuple[Tensor, None]:
+        """``hidden_states`` (1, T, C); ``position_embeddings``: cos and sin, (1, T, head_dim) each."""
+        rows, dim, sizes = hidden_states.shape[1], self.head_dim, self.sizes
+        packed = torch.empty(rows, sum(sizes))
+        self.product(_rows(hidden_states), packed.split(sizes, 1))
+        heads = packed.view(rows, -1, dim)
+        num_rotated = (sizes[0] + sizes[1]) // dim
+        cos, sin = (table[0].contiguous() for table in position_embeddings)
+        q, k, v = (part for part in heads.split([size // dim for size in sizes], 1))
+        if not self.norms:
+            ops.rotary_(heads[:, :num_rotated], cos, sin)
+        else:
+            q, k = (norm(part) for norm, part in zip(self.norms, (q, k), strict=True))
+            ops.rotary_(q, cos, sin)
+            ops.rotary_(k, cos, sin)
+        call = self.call
+        out = kv.attend(
+            call.layer,
+            q.transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+        )
+        return self.o_proj.forward(out.reshape(1, rows, -1)), None
+
+
+class FusedLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): the parts are called without a module's call machinery.
+
+    A step of one token spends a third of its time there otherwise.
+    """
+
+    def __init__(self, norms: Sequence[NativeRMSNorm], attention: FusedAttention, mlp: FusedMLP) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norms
+        self.self_attn, self.mlp = attention, mlp
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, kv: Any, **_: Any
+    ) -> Tensor:
+        normed = self.input_layernorm.forward(hidden_states)
+        x = self.self_attn.forward(normed, position_embeddings, kv=kv)[0].add_(hidden_states)
+        return self.mlp.forward(self.post_attention_layernorm.forward(x)).add_(x)

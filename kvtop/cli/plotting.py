@@ -1,0 +1,71 @@
+"""``--plot`` and ``--svg``: plots of a comparison, below its table and as a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtop.cli.values import one_of
+
+if TYPE_CHECKING:
+    from kvtop.compare import Comparison
+
+MEASURES = ("ttft", "itl", "tpot", "e2e")
+SCALES = ("auto", "log", "linear")
+DEFAULT_MEASURE = "ttft"
+
+
+def add_plot_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("plots")
+    group.add_argument(
+        "--plot", action="append", type=one_of("measure to plot", MEASURES), metavar="MEASURE",
+        help=f"{', '.join(MEASURES)}: a line a column below the table (may be repeated; {DEFAULT_MEASURE} with --svg)",
+    )  # fmt: skip
+    group.add_argument(
+        "--svg", type=Path, metavar="FILE", help="also draw the share of values at or below each time (ECDF) into FILE"
+    )
+    group.add_argument(
+        "--plot-axis", type=one_of("axis", SCALES), default="auto", metavar="SCALE",
+        help="log, linear, or auto: log where the values spread widely (default)",
+    )  # fmt: skip
+
+
+def check_plot_options(args: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written before anything runs.
+
+    Raises:
+        UsageError: a directory in its place, or no directory to put it in.
+    """
+    from kvtop.engine.errors import UsageError
+
+    if args.svg is None:
+        return
+    if args.svg.is_dir():
+        raise UsageError(f"--svg {args.svg}: is a directory, expected a file name")
+    if not args.svg.parent.is_dir():
+        raise UsageError(f"--svg {args.svg}: there is no directory {args.svg.parent}")
+
+
+def show_plots(args: argparse.Namespace, comparisons: Sequence[Comparison], *, text: bool = True) -> None:
+    """Print what ``--plot`` asks for, unless not ``text``, and write the file of ``--svg``; nothing without either.
+
+    Raises:
+        FileError: the disk refuses.
+    """
+    from kvtop.cli.text import output_width
+    from kvtop.plots import svg
+    from kvtop.plots import text as lines
+    from kvtop.plots.panels import panels
+    from kvtop.results.files import write_bytes
+
+    keys = list(dict.fromkeys(args.plot or ([] if args.svg is None else [DEFAULT_MEASURE])))
+    made = panels(comparisons, keys)
+    if text:
+        for panel in made:
+            print(f"\n{lines.render(panel, width=output_width(), scale=args.plot_axis)}")
+    if args.svg is not None and made:
+        write_bytes(args.svg, svg.render(made, args.plot_axis).encode())
+        print(f"kvtop: plot written to {args.svg}", file=sys.stderr)

@@ -1,0 +1,123 @@
+"""What of a model kvtop's CPU modules replace, and what they leave alone; tokens stay those of transformers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from plan_driver import prompts_of, serve
+from reference_greedy import Greedy
+from test_model_families import FAMILIES
+from torch import Tensor, nn
+
+from kvtop.engine.executors import cpu_modules, cpu_rewrite, torch_attention
+from kvtop.engine.executors.torch_executor import TorchExecutor
+from kvtop.kernels.cpu import jit
+
+pytestmark = pytest.mark.skipif(jit.missing() is not None, reason=f"no CPU kernels here: {jit.missing()}")
+
+# How many attentions, MLPs and whole layers are fused, of 3 layers (2 of gpt2).
+FUSED = {
+    "llama": (3, 3, 3),
+    "qwen2": (3, 3, 3),
+    "qwen3": (3, 3, 3),
+    "mistral": (3, 3, 3),
+    "phi3": (0, 0, 0),  # q, k, v and gate, up are one linear each already
+    "gemma": (3, 3, 3),
+    "gemma2": (3, 3, 0),  # four norms a layer
+    "gemma3_text": (3, 3, 0),
+    "qwen3_moe": (3, 0, 0),  # experts are no linears
+    "gpt2": (0, 0, 0),
+}
+
+
+@pytest.mark.skipif(jit.missing() is None and jit.lanes() > 8, reason="heads of 16 are no whole vectors here")
+@pytest.mark.parametrize("family", FUSED)
+def test_what_is_replaced(family: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch_attention.register()
+    config = dict(FAMILIES[family])
+    if family != "gpt2":
+        config["head_dim"] = 16
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **config), attn_implementation=torch_attention.NAME
+    )
+    model.eval().requires_grad_(False)
+    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    text = cpu_rewrite.rewrite(model)
+    kinds = Counter(type(m) for m in model.modules())
+    fused = (cpu_modules.FusedAttention, cpu_modules.FusedMLP, cpu_modules.FusedLayer)
+    assert tuple(kinds[kind] for kind in fused) == FUSED[family], text
+    assert kinds[nn.Linear] == 0
+    if family != "gpt2":
+        assert not [
+            m for m in model.modules() if type(m).__name__.endswith("RMSNorm") and type(m).__module__[:5] != "kvtop"
+        ]
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == before  # no weight was copied
+
+
+def test_a_layer_that_scales_by_position_keeps_its_own_attention() -> None:
+    """Fused it would be wrong beyond the positions that a short check sees."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    class Scaled(LlamaAttention):
+        def forward(self, hidden_states: Tensor, position_ids: Tensor, **other):  # type: ignore[override]
+            return super().forward(hidden_states * (1 + position_ids[..., None] // 8192), **other)
+
+    config = LlamaConfig(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    config._attn_implementation = torch_attention.NAME
+    torch_attention.register()
+    for kind, count in ((LlamaAttention, 1), (Scaled, 0)):
+        model = nn.Sequential(kind(config, 0)).eval().requires_grad_(False)
+        cpu_rewrite._replace(model, cpu_rewrite._linear)
+        assert cpu_rewrite._replace(model, cpu_rewrite._attention) == count
+
+
+def test_norms_of_another_formula_are_kept() -> None:
+    class OddRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(32)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.abs().mean(-1, keepdim=True) * self.weight
+
+    assert cpu_rewrite._norm(OddRMSNorm().requires_grad_(False)) is None
+
+
+def test_without_kernels_it_is_said_and_plain_torch_serves(
+    monkeypatch: pytest.MonkeyPatch, tiny_greedy: Greedy
+) -> None:
+    monkeypatch.setattr(jit, "missing", lambda: "the test says so")
+    executor = TorchExecutor.load("tiny", device="cpu")
+    assert "the test says so" in executor.info.computed_by
+    executor.allocate(4, 16)
+    assert not executor.pool.in_place
+    assert not [m for m in executor._model.modules() if type(m).__module__.startswith("kvtop.")]
+    prompts = prompts_of((1, 17, 40), executor.vocab_size)
+    for prompt, tokens in zip(prompts, serve(executor, prompts, 8), strict=True):
+        tiny_greedy.assert_equal(prompt, tokens)
+
+
+def test_the_default_model_is_replaced_whole(smollm2: TorchExecutor) -> None:
+    assert smollm2.info.computed_by == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers)"
+    smollm2.allocate(4, 16)
+    assert smollm2.pool.in_place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_smollm2_two_hundred_random_prompts(smollm2: TorchExecutor, smollm2_greedy: Greedy) -> None:
+    stream = random.Random(1)
+    lengths = [stream.randint(1, 300) for _ in range(200)]
+    prompts = prompts_of(lengths, smollm2.vocab_size, seed=17)
+    for begin in range(0, 200, 25):
+        part = prompts[begin : begin + 25]
+        for prompt, tokens in zip(part, serve(smollm2, part, 8, budget=192), strict=True):
+            smollm2_greedy.assert_equal(prompt, tokens)
+    print(f"excused ties: {smollm2_greedy.excused} in {smollm2_greedy.compared} tokens")
+    assert smollm2_greedy.excused <= 4

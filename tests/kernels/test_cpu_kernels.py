@@ -1,0 +1,102 @@
+"""The CPU kernels against the same sums in fp64: odd shapes, strided rows, one thread and two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kvtop.kernels.cpu import jit, ops
+
+pytestmark = pytest.mark.skipif(jit.missing() is not None, reason=f"no CPU kernels here: {jit.missing()}")
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 50, 260)
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("depth", [16, 48, 576, 2064])
+def test_linears_that_share_their_input(rows: int, depth: int) -> None:
+    """Every size of a tile, groups of outputs that are not whole, strips of rows that are not whole."""
+    x = torch.randn(rows, depth + 16)[:, :depth]  # rows with something between them
+    weights = [torch.randn(n, depth) for n in (1, 11, 12, 13, 100)]
+    biases = [torch.randn(len(w)) for w in weights]
+    outs = [torch.full((rows, len(w)), float("nan")) for w in weights]
+    ops.Linears(weights, biases)(x, outs)
+    for w, b, out in zip(weights, biases, outs, strict=True):
+        exact = x.double() @ w.double().T + b.double()
+        rounding = 2e-7 * (x.double().abs() @ w.double().abs().T + b.double().abs())  # of terms of either sign
+        assert ((out.double() - exact).abs() <= rounding).all()
+
+
+def test_a_linear_into_columns_leaves_the_others_alone() -> None:
+    packed = torch.full((5, 40), -7.0)
+    x, w = torch.randn(5, 16), torch.randn(13, 16)
+    ops.Linears([w], [torch.zeros(13)])(x, [packed[:, 20:33]])
+    assert relative(packed[:, 20:33], x.double() @ w.double().T) < 3e-7
+    assert (packed[:, :20] == -7).all()
+    assert (packed[:, 33:] == -7).all()
+
+
+def test_one_value_that_is_not_finite_stays_in_its_row() -> None:
+    x, w = torch.randn(6, 32), torch.randn(25, 32)
+    x[2, 5], x[4, 0] = float("nan"), float("inf")
+    out = torch.empty(6, 25)
+    ops.Linears([w], [torch.zeros(25)])(x, [out])
+    assert out.isfinite().all(-1).tolist() == [True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (3, 7, 64), (1, 300, 576)])
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape), torch.randn(shape[-1])
+    d = x.double()
+    want = d / (d.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert relative(ops.rms_norm(x, weight, 1e-5), want) < 3e-7
+
+
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 3, 32), (70, 5, 64), (200, 12, 96)])
+def test_rotary_turns_the_named_heads_only(tokens: int, heads: int, dim: int) -> None:
+    packed, cos, sin = torch.randn(tokens, heads + 2, dim), torch.randn(tokens, dim), torch.randn(tokens, dim)
+    d, half = packed.double(), dim // 2
+    turned = torch.cat((-d[..., half:], d[..., :half]), -1)
+    want = d * cos[:, None].double() + turned * sin[:, None].double()
+    rest = packed[:, heads:].clone()
+    ops.rotary_(packed[:, :heads], cos, sin)
+    assert relative(packed[:, :heads], want[:, :heads]) < 3e-7
+    assert torch.equal(packed[:, heads:], rest)
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 30.0, 1000.0])
+def test_attention_survives_large_scores(size: float) -> None:
+    """Softmax shifts by the maximum: scores of thousands give a hard choice, not infinity."""
+    q, pool = torch.randn(2, 1, 16) * size, torch.randn(4, 1, 4, 16)
+    items, tables = torch.tensor([[0, 1, 12, 0]]), torch.tensor([3, 1, 0, 2])
+    got = ops.attention(q, pool, pool.clone(), items, tables, 13, scaling=1.0)
+    keys = pool[tables].reshape(16, 16)[:13].double()
+    want = (q[:, 0].double() @ keys.T).softmax(-1) @ keys
+    assert (got[0].double() - want).abs().max() < 1e-5 * max(1.0, size)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    x, w = torch.randn(37, 64), torch.randn(500, 64)
+
+    def once(threads: int) -> torch.Tensor:
+        torch.set_num_threads(threads)
+        out = torch.empty(37, 500)
+        ops.Linears([w], [torch.zeros(500)])(x, [out])
+        return out
+
+    assert torch.equal(once(1), once(2))
