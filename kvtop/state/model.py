@@ -16,7 +16,6 @@ FRESH, IDLE, USED, IN_TRANSFER = range(4)
 
 HISTORY_STEPS = 4096  # steps kept for charts
 LATENCY_WINDOW_NS = 60_000_000_000  # p50/p99 on screen look back this long
-LOG_LENGTH = 2000  # decisions kept for the log
 
 
 @dataclass(slots=True)
@@ -177,8 +176,6 @@ class RunState:
     history: History = field(default_factory=History)
     ttft: Samples = field(default_factory=Samples)
     itl: Samples = field(default_factory=Samples)
-    # (step, t_ns, decision), newest last
-    log: deque[tuple[int, int, Decision]] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
     logs: RequestLogs = field(default_factory=RequestLogs)  # by request, for its explanation
     events_dropped: int = 0
     stalled: str = ""

@@ -68,8 +68,6 @@ def _step(state: RunState, event: StepEvent) -> None:
             seq.num_computed = 0
     if pool is not None:
         settle(pool, event.in_transfer_blocks)
-    t_ns = event.t_done_ns
-    state.log.extend([(step, t_ns, decision) for decision in event.decisions])
     end_step(state, event)
     _count(state.totals, event, notes)
     _remember(state, event)

@@ -398,13 +398,12 @@ def test_a_warning_outlives_what_is_being_done_and_that_ends_with_the_run() -> N
     assert quiet.notice == ""
 
 
-def test_history_and_log_are_bounded() -> None:
+def test_the_history_is_bounded() -> None:
     state = fold()
     for number in range(HISTORY_STEPS + 10):
         reduce(state, step(number, ("cleared", "done"), used_blocks=number))
     assert len(state.history.used) == HISTORY_STEPS
     assert state.history.used[-1] == HISTORY_STEPS + 9
-    assert len(state.log) == state.log.maxlen
 
 
 @pytest.mark.parametrize("kind", sorted({*BLOCK_FOLDS, *REQUEST_FOLDS} - {"arrived"}))
