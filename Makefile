@@ -6,7 +6,7 @@ ARGS ?=
 OUT ?= results/example
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check format bench bench-peers setup setup-dev clean
+.PHONY: help run test test-slow test-nightly check format bench bench-peers setup setup-dev clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -19,6 +19,9 @@ test: setup-dev  ## set everything up, then run the tests
 
 test-slow: setup-dev  ## the tests that take minutes
 	@$(PY) -m pytest -m slow --timeout 1200 $(ARGS)
+
+test-nightly: setup-dev  ## a million random operations on pool and prefix tree (an hour or more)
+	@$(PY) -m pytest -m nightly $(ARGS)
 
 check: setup-dev  ## lint, format, types, layering and all tests
 	$(PY) -m ruff check

@@ -6,13 +6,13 @@ from bisect import bisect_left, insort
 
 from kvtop.engine import views
 from kvtop.engine.allocators.base import Allocator
-from kvtop.engine.beam import BeamState
 from kvtop.engine.beam_groups import BeamGroups
 from kvtop.engine.config import EngineConfig
-from kvtop.engine.events import RequestEvent
+from kvtop.engine.endings import Endings, show
 from kvtop.engine.policies.tenants import TenantCounters
 from kvtop.engine.recorder import AnyRecorder
-from kvtop.engine.scheduler import Scheduler
+from kvtop.engine.scheduler import Scheduler, by_order
+from kvtop.engine.sealing import StepSeal
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import (
     Chunk,
@@ -22,14 +22,16 @@ from kvtop.engine.types import (
     Plan,
     RequestState,
     Sample,
-    SamplingParams,
     Shortage,
     StepOutput,
 )
 
+RUNNING, FINISHED, ABORTED = RequestState.RUNNING, RequestState.FINISHED, FinishReason.ABORTED
+"""Looked up once: a member of an enum costs as much as a call."""
+
 
 class Accountant:
-    """Applies the results of a step to sequences and counters, and seals the step's event."""
+    """Applies the results of a step to sequences and counters."""
 
     def __init__(
         self,
@@ -45,18 +47,13 @@ class Accountant:
         self.scheduler = scheduler
         self.recorder = recorder
         self.tenants = tenants
-        self.limit = config.effective_len
-        self.eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
-        self.query_tokens = self.hit_tokens = 0
+        self.endings = Endings(config, executor)
+        self.sealer = StepSeal(allocator, scheduler, recorder)
+        self.query_tokens = self.hit_tokens = self.host_hit_tokens = 0
         self.restored_tokens = self.recomputed_tokens = self.computed_tokens = 0
         self.beams = BeamGroups(self)
         self.aborting: list[Sequence] = []  # aborted while a step was in flight
         self.forked: list[Sequence] = []  # branches born since the engine last looked
-        self.pending: list[RequestEvent] = []  # endings, told after the step event that holds their decisions
-        self._emitted: list[tuple[str, int]] = []
-        self._device_ns = 0
-        self._before = (0, 0, 0, 0)
-        self._num_finished = 0
 
     def begin_empty(self, step: int) -> StepOutput:
         return StepOutput(step, plan=Plan(step))
@@ -87,19 +84,24 @@ class Accountant:
             return
         request.looked_up = True
         self.query_tokens += seq.num_prompt
-        self.hit_tokens += seq.num_computed
+        from_host = min(request.host_hit_tokens, seq.num_computed)  # none at all, where it is preempted already
+        self.host_hit_tokens += from_host
+        self.hit_tokens += seq.num_computed - from_host
 
     def account(self, plan: Plan, result: ExecuteResult, out: StepOutput, done_ns: int) -> None:
         """Apply one executed step. Sequences that were aborted meanwhile emit nothing."""
-        self._device_ns = result.device_ns
+        self.sealer.device_ns = result.device_ns
         self._computed(plan.chunks)
-        samples = result.samples
+        if result.prompt_logprobs:
+            self._scored(plan.chunks, result.prompt_logprobs)
+        samples, emit_one = result.samples, self._emit_one
         for chunk in plan.chunks:
             seq = chunk.sequence
             if chunk.num_samples and not seq.abort_requested:
                 sample = samples[chunk.request_id]
-                if len(sample.tokens) == 1:
-                    self._emit_one(seq, sample.tokens[0], out, done_ns)
+                tokens = sample.tokens
+                if len(tokens) == 1:
+                    emit_one(seq, tokens[0], out, done_ns)
                 else:
                     self._emit_branches(seq, sample, out, done_ns)
         if self.beams.noted:
@@ -109,24 +111,47 @@ class Accountant:
         self.aborting = []
 
     def _computed(self, chunks: list[Chunk]) -> None:
-        decide, commit, count_for = self.recorder.decide, self.allocator.commit, self.tenants.computed
+        """Positions, counters, blocks; and the service each tenant gets, the tokens to be emitted included."""
+        decide, commit = self.recorder.decide, self.allocator.commit
+        tenant, num_computed, num_emitted = "", 0, 0  # of chunks in a row: one call for all of them
+        new_tokens = 0
         for chunk in chunks:
             seq, start, count = chunk.sequence, chunk.start, chunk.count
             if seq.abort_requested:
                 continue
             end = seq.num_computed = start + count
-            new = count
             if start < seq.high_water:  # computed before a preemption
                 new = max(0, end - seq.high_water)
                 seq.recomputed_tokens += count - new
                 self.recomputed_tokens += count - new
-            if new:
-                seq.high_water = end
-                seq.computed_tokens += new
-                self.computed_tokens += new
-            count_for(seq.request.spec.tenant, count)
+                seq.high_water = max(seq.high_water, end)
+            else:
+                new, seq.high_water = count, end
+            seq.computed_tokens += new
+            new_tokens += new
+            request = seq.request
+            if request.spec.tenant != tenant:
+                self._serve(tenant, num_computed, num_emitted)
+                tenant, num_computed, num_emitted = request.spec.tenant, 0, 0
+            num_computed += count
+            if not request.num_top:  # beams emit at their end
+                num_emitted += chunk.num_samples
             decide(("chunk", seq.seq_id, count, start))
             commit(seq, start)
+        self.computed_tokens += new_tokens
+        self._serve(tenant, num_computed, num_emitted)
+
+    def _serve(self, tenant: str, num_computed: int, num_emitted: int) -> None:
+        if num_computed:
+            self.tenants.computed(tenant, num_computed)
+            self.tenants.emitted(tenant, num_emitted)
+
+    @staticmethod
+    def _scored(chunks: list[Chunk], scores: dict[str, list[float]]) -> None:
+        for chunk in chunks:
+            known = chunk.sequence.request.prompt_logprobs
+            if known is not None and chunk.request_id in scores and not chunk.sequence.abort_requested:
+                known += scores[chunk.request_id]
 
     def _emit_branches(self, seq: Sequence, sample: Sample, out: StepOutput, done_ns: int) -> None:
         """One token a branch. The n first tokens of a parallel request come from one row of logits."""
@@ -134,77 +159,45 @@ class Accountant:
         if seq.request.beams is not None:
             self.beams.note(seq, sample)
             return
-        seq.request.forked = True
+        seq.request.num_samples = 1
         branches = [seq, *(self.fork(seq, done_ns) for _ in range(len(tokens) - 1))]
         for branch, token in zip(branches, tokens, strict=True):
             self._emit_one(branch, token, out, done_ns)
 
     def _emit_one(self, seq: Sequence, token: int, out: StepOutput, done_ns: int) -> None:
-        request = seq.request
+        request, tokens = seq.request, seq.tokens
         forced = request.spec.params.forced_output
         if forced is not None:
-            token = forced[len(seq.tokens) - seq.num_prompt]
-        seq.tokens.append(token)
-        if request.t_first_token_ns is None:
-            request.t_first_token_ns = done_ns
-            self.recorder.decide(("first_token", request.request_id))
-        if seq.t_first_token_ns is None:
-            seq.t_first_token_ns = done_ns
-        elif seq.t_last_token_ns is not None:
-            gap = done_ns - seq.t_last_token_ns
-            if seq.itl_max_ns is None or gap > seq.itl_max_ns:
+            token = forced[len(tokens) - seq.num_prompt]
+        tokens.append(token)
+        last = seq.t_last_token_ns
+        if last is None:
+            self._first_token(seq, done_ns)
+        else:
+            gap, longest = done_ns - last, seq.itl_max_ns
+            if longest is None or gap > longest:
                 seq.itl_max_ns = gap
         seq.t_last_token_ns = done_ns
         out.tokens[seq.seq_id] = [token]
-        self.tenants.emitted(request.spec.tenant, 1)
-        self._emitted.append((seq.seq_id, 1))
-        if request.stops or len(seq.tokens) >= seq.ends_at:
-            reason = self._finish_reason(seq, token)
+        if request.may_stop or len(tokens) >= seq.ends_at:
+            reason = self.endings.reason(seq, token, out)
             if reason is not None:
                 self.finish(seq, reason, out, done_ns)
 
-    def deliver(self, seq: Sequence, output: tuple[int, ...], out: StepOutput, done_ns: int) -> None:
-        """Emit a whole answer at once."""
+    def _first_token(self, seq: Sequence, done_ns: int) -> None:
         request = seq.request
-        seq.tokens += output
         if request.t_first_token_ns is None:
             request.t_first_token_ns = done_ns
             self.recorder.decide(("first_token", request.request_id))
-        seq.t_first_token_ns = seq.t_last_token_ns = done_ns
+        seq.t_first_token_ns = done_ns
+
+    def deliver(self, seq: Sequence, output: tuple[int, ...], out: StepOutput, done_ns: int) -> None:
+        """Emit a whole answer at once."""
+        seq.tokens += output
+        self._first_token(seq, done_ns)
+        seq.t_last_token_ns = done_ns
         out.tokens[seq.seq_id] = list(output)
-        self.tenants.emitted(request.spec.tenant, len(output))
-        self._emitted.append((seq.seq_id, len(output)))
-
-    def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
-        """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind."""
-        request = seq.request
-        if token in request.stops and len(seq.tokens) - seq.num_prompt >= request.spec.params.min_tokens:
-            return FinishReason.STOP
-        return self.length_reason(seq)
-
-    def length_reason(self, seq: Sequence) -> FinishReason | None:
-        """Length before capacity; None: it is not as long as that yet."""
-        known = len(seq.tokens)
-        if known - seq.num_prompt >= seq.request.spec.params.max_tokens:
-            return FinishReason.LENGTH
-        if known >= self.limit:
-            return FinishReason.LENGTH if self.config.max_model_len == self.limit else FinishReason.CAPACITY
-        return None
-
-    def prepare(self, seq: Sequence) -> None:
-        """Work out once what ends ``seq``: the tokens that stop it, and the length at which it ends at the latest."""
-        request = seq.request
-        params = request.spec.params
-        request.stops = self.stops(params)
-        seq.ends_at = min(seq.num_prompt + params.max_tokens, self.limit)
-        if params.num_beams > 1:
-            request.beams = BeamState(params, request.stops, seq.ends_at - seq.num_prompt)
-            request.num_top = request.beams.num_top
-            request.forked = True  # its prompt gives candidates, not n tokens
-
-    def stops(self, params: SamplingParams) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos)
+        self.tenants.emitted(seq.request.spec.tenant, len(output))
 
     def fork(self, parent: Sequence, now_ns: int, old: Sequence | None = None) -> Sequence:
         """A new branch with the parent's tokens; it runs if there is a seat and room, else it waits alone.
@@ -223,79 +216,39 @@ class Accountant:
             self.scheduler.park(child, now_ns)
         else:
             child.state = RequestState.RUNNING
-            insort(self.scheduler.running, child, key=lambda s: s.order)
+            insort(self.scheduler.running, child, key=by_order)
         return child
 
     def finish(self, seq: Sequence, reason: FinishReason, out: StepOutput, now_ns: int) -> None:
         """End one sequence and give its blocks back; the request ends with its last sequence."""
-        if seq.state is RequestState.RUNNING:
+        if seq.state is RUNNING:
             running = self.scheduler.running
-            del running[bisect_left(running, seq.order, key=lambda s: s.order)]
+            del running[bisect_left(running, seq.order, key=by_order)]
         else:
             self.scheduler.waiting.remove(seq)
             if seq.t_preempted_ns is not None:
                 seq.preempted_ns += now_ns - seq.t_preempted_ns
         self.allocator.end(seq)
-        seq.state, seq.finish_reason, seq.t_done_ns = RequestState.FINISHED, reason, now_ns
-        if reason is FinishReason.ABORTED:
+        if seq.text is not None:
+            show(seq, seq.text.flush(), out)
+        seq.state, seq.finish_reason, seq.t_done_ns = FINISHED, reason, now_ns
+        if reason is ABORTED:
             if seq.request.beams is not None:  # nothing of it has been emitted
                 del seq.tokens[seq.num_prompt :]
             self.recorder.decide(("aborted", seq.seq_id, seq.num_output))
         else:
             self.recorder.decide(("finished", seq.seq_id, reason.value, seq.num_output))
         out.finished[seq.seq_id] = reason
-        self._num_finished += 1
+        self.sealer.num_finished += 1
         request = seq.request
         request.num_live -= 1
         if request.num_live == 0:
             out.ended.append(request.request_id)
             self.tenants.ended(request.spec.tenant)
             if self.recorder.enabled:
-                self.pending.append(views.ended_event(request, now_ns))
+                self.sealer.pending.append(views.ended_event(request, now_ns))
 
     def seal(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> None:
-        """The step's event, then the endings whose decisions it holds."""
-        if self.recorder.enabled and (out.plan or self.recorder.has_decisions or self.allocator.num_settled):
-            self.recorder.seal(**self._fields(out, start_ns, planned_ns, done_ns, step))
-        self._emitted, self._device_ns, self._num_finished = [], 0, 0
-        self._before = self._totals()
-        for event in self.pending:
-            self.recorder.request(event)
-        self.pending = []
-
-    def _totals(self) -> tuple[int, int, int, int]:
-        return (self.query_tokens, self.hit_tokens, self.allocator.num_evictions, self.allocator.num_copies)
-
-    def _fields(self, out: StepOutput, start_ns: int, planned_ns: int, done_ns: int, step: int) -> dict[str, object]:
-        scheduler, pool = self.scheduler, self.allocator.pool
-        query, hit, evictions, copies = (a - b for a, b in zip(self._totals(), self._before, strict=True))
-        head = scheduler.head_of_line
-        decode = len([1 for c in out.plan.chunks if c.count == 1 == c.num_samples and c.start >= c.sequence.num_prompt])
-        return {
-            "step": step,
-            "t_start_ns": start_ns,
-            "t_planned_ns": planned_ns,
-            "t_done_ns": done_ns,
-            "device_ns": self._device_ns,
-            "num_running": len(scheduler.running),
-            "num_waiting": len(scheduler.waiting),
-            "prefill_tokens": out.plan.num_tokens - decode,
-            "decode_tokens": decode,
-            "used_blocks": pool.num_used,
-            "idle_blocks": pool.num_idle,
-            "fresh_blocks": pool.num_fresh,
-            "in_transfer_blocks": pool.num_in_transfer,
-            "host_blocks": self.allocator.host_used,
-            "filled_slots": pool.filled_used,
-            "reserved_unused_slots": pool.num_used * pool.block_size - pool.filled_used,
-            "query_tokens": query,
-            "hit_tokens": hit,
-            "evictions": evictions,
-            "preemptions": len(out.preempted),
-            "copies": copies,
-            "admitted": len(out.admitted),
-            "finished": self._num_finished,
-            "waiting_reason": head.wait_reason.value if head and head.wait_reason else "",
-            "head_of_line": head.seq_id if head else "",
-            "emitted": self._emitted,
-        }
+        """Everything about this step is told."""
+        lookups = (self.query_tokens, self.hit_tokens, self.host_hit_tokens)
+        self.sealer.seal(out, lookups, start_ns, planned_ns, done_ns, step)

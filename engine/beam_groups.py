@@ -123,7 +123,7 @@ class BeamGroups:
                 continue
             answer = answers[index]
             accountant.deliver(seq, answer.output, out, now_ns)
-            why = FinishReason.STOP if answer.stopped else accountant.length_reason(seq) or reason
+            why = FinishReason.STOP if answer.stopped else accountant.endings.length_reason(seq) or reason
             assert why is not None, f"{seq.seq_id} ends for no reason"
             accountant.finish(seq, why, out, now_ns)
 

@@ -3,7 +3,8 @@
     fresh        refcount 0, in the fresh list
     idle         refcount 0, published in the prefix cache, in the evictor
     used         refcount > 0: one reference a table entry, one a pin
-    in transfer  refcount 0, but freed less than ``deferred_free_steps`` ago
+    in transfer  refcount 0, but freed less than ``deferred_free_steps`` ago, or part of a copy that may not be done
+                 yet; what was freed after it waits behind it
 
 fresh + idle + used + in transfer = N, always. The pool knows no tokens and no sequences: the allocator does.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
-from itertools import islice, repeat
+from itertools import islice
+from operator import sub
 from typing import Protocol
 
 from kvtop.engine.errors import InvariantError
@@ -32,8 +34,8 @@ class Evictor(Protocol):
 
     def remove(self, blocks: Iterable[int]) -> None: ...
 
-    def children_gone(self, blocks: Iterable[int]) -> None:
-        """A published child of each of ``blocks`` (idle or not) has left the tree."""
+    def children_gone(self, blocks: Iterable[int | None]) -> None:
+        """A published child of each of ``blocks`` (idle or not) has left the tree. None: it had no parent."""
         ...
 
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
@@ -64,7 +66,9 @@ class BlockPool:
         self.fault: Callable[[int], bool] | None = None  # injection: True at the k-th block (from 1) makes a plan fail
         self._keys = keys
         self._deferred_free_steps = deferred_free_steps
-        self._transfer: dict[int, int] = {}  # block -> step at which it is fresh or idle, in order of release
+        self._transfer: dict[int, int] = {}  # block -> step at which it is fresh or idle, in order of release and of it
+        self._copying: dict[int, int] = {}  # block of a copy -> step from which it may be reused
+        self._last_due = 0  # of the last release
         self._last_owner = [""] * num_blocks
 
     @property
@@ -105,15 +109,14 @@ class BlockPool:
     def take(self, blocks: Collection[int], owner: str) -> None:
         """Give planned blocks to ``owner`` with refcount 1: fresh ones, and idle ones that have been unpublished."""
         fresh, filled, refcount, last_owner = self.fresh, self.filled, self.refcount, self._last_owner
-        idle = [block for block in blocks if block not in fresh]
+        idle = [block for block in blocks if block not in fresh] if fresh else blocks
         self.evictor.remove(idle)
-        for block in idle:
-            filled[block] = 0
         if len(idle) < len(blocks):
             for block in blocks:
                 fresh.pop(block, None)
         for block in blocks:
             refcount[block] = 1
+            filled[block] = 0
             last_owner[block] = owner
         self.num_used += len(blocks)
 
@@ -134,14 +137,24 @@ class BlockPool:
             InvariantError: an id has fewer references than entries; nothing is changed.
         """
         refcount, pins = self.refcount, self.pins
-        twice = len(set(blocks)) < len(blocks)
-        for block, count in Counter(blocks).items() if twice else zip(blocks, repeat(1)):
-            if refcount[block] < count + pins[block]:
-                raise InvariantError(
-                    f"{owner} releases block {block} {count} times, it has {refcount[block]} references "
-                    f"({pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
-                )
+        held = map(sub, map(refcount.__getitem__, blocks), map(pins.__getitem__, blocks))  # by tables
+        if min(held, default=1) < 1 or len(set(blocks)) < len(blocks):
+            for block, count in Counter(blocks).items():
+                if refcount[block] < count + pins[block]:
+                    raise InvariantError(
+                        f"{owner} releases block {block} {count} times, it has {refcount[block]} references "
+                        f"({pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
+                    )
         self._unref(blocks, step)
+
+    def copying(self, blocks: Iterable[int], until_step: int) -> None:
+        """``blocks`` take part in a copy: freed, they stay in transfer until ``until_step``."""
+        self._copying.update(dict.fromkeys(blocks, until_step))
+
+    @property
+    def last_due(self) -> int:
+        """The step from which all blocks of the last release may be reused."""
+        return self._last_due
 
     def pin(self, block: int) -> None:
         """Hold a published or used block, whoever else does.
@@ -168,15 +181,18 @@ class BlockPool:
     def fill(self, table: Seq[int], start: int, end: int) -> None:
         """Positions ``start .. end - 1`` of a sequence are written now, in the used blocks of its table."""
         size, filled = self.block_size, self.filled
-        first, last = start // size, (end - 1) // size
-        if first < last:
-            for block in table[first:last]:
-                self.filled_used += size - filled[block]
+        last = (end - 1) // size
+        begin = last * size
+        if start < begin:
+            whole = table[start // size : last]
+            self.filled_used += size * len(whole) - sum(map(filled.__getitem__, whole))
+            for block in whole:
                 filled[block] = size
-        block, num_tokens = table[last], end - last * size
-        if num_tokens > filled[block]:
-            self.filled_used += num_tokens - filled[block]
-            filled[block] = num_tokens
+        block = table[last]
+        more = end - begin - filled[block]
+        if more > 0:
+            self.filled_used += more
+            filled[block] += more
 
     def set_filled(self, block: int, num_tokens: int) -> None:
         """``num_tokens`` slots of a used block are written now; never fewer than before."""
@@ -199,6 +215,8 @@ class BlockPool:
             settled.append(block)
         for block in settled:
             del self._transfer[block]
+        if self._copying:
+            self._copying = {block: due for block, due in self._copying.items() if due > step}
         self._settle(settled)
         return len(settled)
 
@@ -206,24 +224,35 @@ class BlockPool:
         refcount = self.refcount
         gone: list[int] = []
         for block in blocks:
-            refcount[block] -= 1
-            if not refcount[block]:
+            left = refcount[block] = refcount[block] - 1
+            if not left:
                 gone.append(block)
         self.num_used -= len(gone)
         self.filled_used -= sum(map(self.filled.__getitem__, gone))
-        if self._deferred_free_steps:
-            self._transfer.update(dict.fromkeys(gone, step + self._deferred_free_steps))
+        if self._deferred_free_steps or self._copying or self._transfer:
+            self._defer(gone, step)
         else:
             self._settle(gone)
 
+    def _defer(self, gone: list[int], step: int) -> None:
+        """Transfers end in the order of their release: whoever follows the stream of events counts on it."""
+        due = next(reversed(self._transfer.values()), step)
+        for block in gone:
+            due = max(due, step + self._deferred_free_steps, self._copying.get(block, step))
+            if due <= step:
+                self._settle([block])
+            else:
+                self._transfer[block] = due
+        self._last_due = due
+
     def _settle(self, blocks: list[int]) -> None:
         keys = self._keys
-        idle = [block for block in blocks if keys[block] is not None]
-        if len(idle) < len(blocks):
+        if None in map(keys.__getitem__, blocks):
             for block in blocks:
                 if keys[block] is None:
                     self._make_fresh(block)
-        self.evictor.add(idle)
+            blocks = [block for block in blocks if keys[block] is not None]
+        self.evictor.add(blocks)
 
     def _make_fresh(self, block: int) -> None:
         self.filled[block] = 0

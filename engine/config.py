@@ -37,11 +37,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str = "paged"
     preemption: str = "recompute"
     host_blocks: int = 0  # blocks in host memory, for preemption by swap
+    host_cache_blocks: int = 0  # further ones, for prefixes evicted from the cache; 0: they are lost
     prefix_caching: bool | None = None  # None: on with paged, off with contiguous allocators
     chunked_prefill: bool = True
     reserve_blocks: int = 0  # kept free at admission while something runs
     max_queue: int | None = None
     deferred_free_steps: int = 0  # freed blocks become reusable this many steps later
+    deferred_copy_steps: int = 0  # a copy may be done this late, but before its use: its blocks are kept until then
     kv_groups: tuple[int | None, ...] = (None,)  # sliding window (tokens) of each KV group; None keeps every token
     kv_dtype: str = "auto"  # how K and V are stored; auto: in the precision the model computes in
     eos_token_ids: tuple[int, ...] = ()
@@ -56,7 +58,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("max_batched_tokens", 1),
             ("reserve_blocks", 0),
             ("host_blocks", 0),
+            ("host_cache_blocks", 0),
             ("deferred_free_steps", 0),
+            ("deferred_copy_steps", 0),
             ("keep_finished", 0),
             ("ghost_entries", 0),
         ):
@@ -80,12 +84,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_groups()
         if self.allocator != "paged" and self.prefix_caching:
             raise ConfigError(f"prefix_caching needs the paged allocator; {self.allocator} shares nothing")
+        self._check_host_tier()
         if not self.chunked_prefill and self.max_batched_tokens < self.effective_len - 1:
             raise ConfigError(
                 f"without chunked prefill a step must hold a whole prompt: max_batched_tokens is "
                 f"{self.max_batched_tokens}, prompts can have {self.effective_len - 1} tokens "
                 f"(raise max_batched_tokens or lower max_model_len)"
             )
+
+    def _check_host_tier(self) -> None:
+        if not self.host_cache_blocks:
+            return
+        what = f"host_cache_blocks is {self.host_cache_blocks}, but"
+        if not self.caching:
+            off = f"{self.allocator} shares nothing" if self.allocator != "paged" else "prefix_caching is off"
+            raise ConfigError(f"{what} {off}: no prefix is ever evicted")
+        if self.kv_groups != (None,):
+            raise ConfigError(f"{what} it keeps prefixes of one KV group without a window, not of {self.kv_groups}")
 
     def _check_groups(self) -> None:
         groups = self.kv_groups

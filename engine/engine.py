@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from kvtop.engine import views
@@ -19,6 +19,7 @@ from kvtop.engine.executors.null import NullExecutor
 from kvtop.engine.policies.future import FutureUses
 from kvtop.engine.policies.registry import PolicyContext
 from kvtop.engine.prefix_cache import KeyFn
+from kvtop.engine.prompts import as_tokens, outside
 from kvtop.engine.recorder import AnyRecorder, NullRecorder
 from kvtop.engine.scheduler import Scheduler
 from kvtop.engine.sequence import Request, Sequence
@@ -122,7 +123,7 @@ class Engine:
     def submit_spec(self, spec: RequestSpec) -> str:
         """As ``submit``, for a request as workloads hand it over. A refused one is recorded as rejected."""
         now = self.clock.now_ns()
-        check_tokens(spec.prompt)
+        tokens = as_tokens(spec.prompt)
         if spec.request_id in self._requests or spec.request_id in self._sequences:
             # Not recorded: the stream already has a live request of this name.
             raise InvalidRequest(f"request id {spec.request_id!r} is in use")
@@ -132,23 +133,23 @@ class Engine:
         self._num_submitted += 1
         self.recorder.request(views.arrived_event(request))
         try:
-            self._validate(request)
+            self._validate(request, tokens)
         except InvalidRequest as error:
             self.recorder.decide(("rejected", request_id, len(spec.prompt), type(error).__name__))
             if self.recorder.enabled:
-                self.accountant.pending.append(views.rejected_event(request, now, str(error)))
+                self.accountant.sealer.pending.append(views.rejected_event(request, now, str(error)))
             raise
         seq = Sequence(
             seq_id=request_id,
             branch=0,
             request=request,
             order=(spec.priority, sched, request.submission, 0),
-            tokens=list(spec.prompt),
-            num_prompt=len(spec.prompt),
+            tokens=tokens,
+            num_prompt=len(tokens),
             wait_since_step=self.num_steps,
         )
         request.sequences.append(seq)
-        self.accountant.prepare(seq)
+        self.accountant.endings.prepare(seq)
         request.num_live = 1
         self._context.tenants.arrived(spec.tenant)
         try:
@@ -168,7 +169,7 @@ class Engine:
             number += 1
         return f"r{number}"
 
-    def _validate(self, request: Request) -> None:
+    def _validate(self, request: Request, tokens: list[int]) -> None:
         spec, request_id, limit = request.spec, request.request_id, self.config.effective_len
         if request_id.rpartition("#")[2].isdigit() and "#" in request_id:
             raise InvalidRequest(f"request id {request_id!r}: names that end in '#' and a number are those of branches")
@@ -177,16 +178,15 @@ class Engine:
         if len(spec.prompt) >= limit:
             raise RequestTooLong(len(spec.prompt), limit, request_id)
         vocab = getattr(self.executor, "vocab_size", None)
-        low, high = min(spec.prompt), 0 if vocab is None else max(spec.prompt)
-        if low < 0 or (vocab is not None and high >= vocab):
-            bad, last = (low if low < 0 else high), "" if vocab is None else vocab - 1
+        if (bad := outside(tokens, vocab)) is not None:
+            last = "" if vocab is None else vocab - 1
             raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {last})")
-        if spec.params.stop:
+        if spec.params.stop and self.accountant.endings.decode is None:
             raise InvalidRequest(f"request {request_id!r}: stop strings need a tokenizer; use stop_token_ids")
-        if spec.params.prompt_logprobs:
-            raise InvalidRequest(f"request {request_id!r}: prompt_logprobs is not supported by this engine")
+        if spec.params.prompt_logprobs and not getattr(self.executor, "scores_prompts", False):
+            raise InvalidRequest(f"request {request_id!r}: executor {self.executor.name} gives no prompt_logprobs")
         if spec.params.num_beams > 1:
-            check_beams(request_id, spec.params, self.accountant.stops(spec.params), self.config, vocab)
+            check_beams(request_id, spec.params, self.accountant.endings.stops(spec.params), self.config, vocab)
         request.extra = views.normalise_extra(spec.extra_key, request_id)
         if self.config.max_queue is not None and len(self.scheduler.waiting) >= self.config.max_queue:
             raise QueueFull(f"request {request_id!r}: {len(self.scheduler.waiting)} wait, max_queue is reached")
@@ -212,6 +212,8 @@ class Engine:
             try:
                 result = self.executor.execute(plan)
             except BaseException:
+                if plan.moved:  # blocks may have been written since: from them nothing can be moved once more
+                    self.allocator.executed()
                 self.flush()  # what was decided belongs in the log, most of all when it failed
                 raise
             finally:
@@ -253,7 +255,7 @@ class Engine:
         """A ``step`` would do something: requests live, or decisions wait to be sealed into an event."""
         return bool(
             self._sequences
-            or self.accountant.pending
+            or self.accountant.sealer.pending
             or self.recorder.has_decisions
             or self.allocator.pool.num_in_transfer
         )
@@ -344,7 +346,7 @@ class Engine:
             raise InvalidRequest(f"cannot fork {request_id!r}: its beams fork by themselves")
         if n < 2:
             raise InvalidRequest(f"cannot fork {request_id!r} into {n}: n is the total and at least 2")
-        seq.request.forked = True
+        seq.request.num_samples = 1
         children = [self.accountant.fork(seq, self.clock.now_ns()) for _ in range(n - 1)]
         self._register_forks(StepOutput(self.num_steps))
         return [child.seq_id for child in children]
@@ -377,6 +379,10 @@ class Engine:
         if block not in allocator.pool.evictor or allocator.cache.num_children[block]:
             raise InvalidRequest(f"cannot evict block {block}: it is not idle, or has published children")
         allocator.evict(block, "forced")
+
+    def inject_fault(self, fault: Callable[[int], bool] | None) -> None:
+        """Injection: an allocation whose ``k``-th block (from 1) has ``fault(k)`` true is refused; None: none is."""
+        self.allocator.pool.fault = fault
 
     def _paged(self, what: str) -> CachingAllocator:
         if not isinstance(self.allocator, CachingAllocator):
@@ -415,12 +421,3 @@ class Engine:
 
     def close(self) -> None:
         self.executor.close()
-
-
-def check_tokens(prompt: object) -> None:
-    """Raises InvalidRequest for a prompt that is not a sequence of integers."""
-    if not isinstance(prompt, Seq) or isinstance(prompt, str | bytes):
-        raise InvalidRequest(f"prompt is {type(prompt).__name__}, expected a sequence of token ids")
-    if not set(map(type, prompt)) <= {int}:
-        index, bad = next((i, token) for i, token in enumerate(prompt) if type(token) is not int)
-        raise InvalidRequest(f"prompt[{index}] is {bad!r}, expected a token id (an integer)")

@@ -48,6 +48,12 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "evict": ("request_id", "group", "block", "block_key", "parent_key", "age_steps", "idle_steps", "uses"),
     "swap_out": ("request_id", "group", "block", "other"),  # other: the host block
     "swap_in": ("request_id", "group", "block", "other"),
+    "host_store": ("request_id", "group", "block", "block_key", "other", "reason"),
+    # ^ an evicted block's content is kept in host block other; reason: copied, or there (it was: nothing is moved)
+    "host_evict": ("request_id", "group", "other", "block_key", "age_steps", "idle_steps", "uses"),
+    # ^ host block other forgets what was stored age_steps ago: it is needed for what request_id drives out
+    "host_load": ("request_id", "group", "block", "other"),  # block, just given to it, is filled from host block other
+    "host_hit": ("request_id", "num_tokens"),  # tokens of such blocks in this admission, part of what its lookup found
     "pin": ("group", "block"),
     "unpin": ("group", "block"),
     "cleared": ("reason",),  # done or partial
@@ -87,10 +93,12 @@ class StepEvent(Event, frozen=True, tag="step", kw_only=True):
     fresh_blocks: int = 0
     in_transfer_blocks: int = 0
     host_blocks: int = 0  # in use, for swapped-out sequences
+    host_cached_blocks: int = 0  # in use, for evicted prefixes
     filled_slots: int = 0  # token slots filled in used blocks, shared blocks once
     reserved_unused_slots: int = 0  # slots of used blocks that hold nothing
-    query_tokens: int = 0  # in this step, as the next three
+    query_tokens: int = 0  # in this step, as the next four
     hit_tokens: int = 0
+    host_hit_tokens: int = 0
     evictions: int = 0
     preemptions: int = 0
     copies: int = 0
@@ -131,7 +139,8 @@ class RequestEvent(Event, frozen=True, tag="req", kw_only=True):
     t_done_ns: int | None = None
     tpot_ns: int | None = None  # mean over branches with at least two tokens
     itl_max_ns: int | None = None
-    hit_tokens: int | None = None  # None: never admitted
+    hit_tokens: int | None = None  # on the device; None: never admitted
+    host_hit_tokens: int = 0
     miss_reason: str | None = None
     restored_tokens: int = 0
     recomputed_tokens: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from kvtop.engine.block_pool import Evictor
 from kvtop.engine.policies.registry import EVICTION, EvictionKey
@@ -43,10 +44,28 @@ class LRUEvictor:
         for block in blocks:
             del idle[block]
 
-    def children_gone(self, blocks: Iterable[int]) -> None:
+    def children_gone(self, blocks: Iterable[int | None]) -> None:
         """Nothing to do: a block's place is by time, not by key."""
 
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
+        first = list(islice(self._idle, k))
+        return first if self._may_go(first, exclude) else self._search(k, exclude)
+
+    def _may_go(self, blocks: list[int], exclude: Collection[int]) -> bool:
+        """Nothing stands in the way of ``blocks`` in this order; nearly always so of the first ones."""
+        if exclude and not set(exclude).isdisjoint(blocks):
+            return False
+        num_children, parents = self._cache.num_children, self._cache.parent
+        above = None  # the parent of the block before
+        for block, left, parent in zip(
+            blocks, map(num_children.__getitem__, blocks), map(parents.__getitem__, blocks), strict=True
+        ):
+            if left and (left > 1 or block != above):
+                return False
+            above = parent
+        return True
+
+    def _search(self, k: int, exclude: Collection[int]) -> list[int]:
         num_children, parents = self._cache.num_children, self._cache.parent
         chosen: list[int] = []
         passed: set[int] = set()  # blocks walked past because a child is still there
@@ -108,9 +127,10 @@ class KeyedEvictor:
             del self._idle[block]
             self._stamp[block] += 1
 
-    def children_gone(self, blocks: Iterable[int]) -> None:
+    def children_gone(self, blocks: Iterable[int | None]) -> None:
         for block in blocks:
-            self._let_in(block)
+            if block is not None:
+                self._let_in(block)
 
     def _let_in(self, block: int) -> None:
         """Enter ``block`` into the heap (anew), if it is idle and has no published children."""

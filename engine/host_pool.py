@@ -1,4 +1,4 @@
-"""Blocks in host memory: where a swapped-out sequence waits."""
+"""Blocks in host memory, by id: where a swapped-out sequence waits, and where evicted prefixes are kept."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from kvtop.engine.errors import InvariantError
 
 
 class HostPool:
-    """``num_blocks`` host blocks without refcounts: each holds a copy that belongs to one sequence."""
+    """Host blocks ``first .. first + num_blocks - 1``, without refcounts: each holds one copy that somebody owns."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first: int = 0) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.ids = range(first, first + num_blocks)
+        self._free = list(reversed(self.ids))
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - len(self._free)
+
+    def used(self) -> set[int]:
+        return set(self.ids).difference(self._free)
 
     def take(self, k: int) -> list[int] | None:
         """``k`` free blocks, or None (and nothing taken) when there are fewer."""

@@ -31,7 +31,7 @@ class PrefixCache(PublishedBlocks):
         self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
     ) -> None:
         super().__init__(num_blocks, block_size, key_fn=key_fn, ghost_entries=ghost_entries)
-        self._tokens: list[Tokens] = [()] * num_blocks
+        self._tokens: list[Tokens] = [()] * num_blocks  # of a block that has left the tree: until it enters again
         self._extra: dict[int, BlockExtra] = {}  # of blocks that have one
         self._children: list[Level] = [None] * num_blocks
         self._roots: dict[Hashable, dict[int, int]] = {}
@@ -44,6 +44,16 @@ class PrefixCache(PublishedBlocks):
         key = self.key[parent]
         assert key is not None
         return key
+
+    def content(self, block: int) -> tuple[int, Tokens, BlockExtra]:
+        """Key, tokens and extra key of a published block."""
+        key = self.key[block]
+        assert key is not None
+        return key, self._tokens[block], self._extra.get(block)
+
+    def root_of(self, block: int) -> Hashable:
+        """The extra key under which a block at the top is published."""
+        return self._root_of[block]
 
     # -- lookup --------------------------------------------------------------------------------------------------
 
@@ -66,9 +76,12 @@ class PrefixCache(PublishedBlocks):
     def path(self, seq: Sequence) -> list[int]:
         return self.match(seq)
 
-    def explain(self, seq: Sequence, hits: list[int], running: Iterable[Sequence]) -> Lookup:
-        """Why the match of ``seq`` ended after ``hits``. Complexity: O(running sequences), once an admission."""
-        i = len(hits)
+    def explain(self, seq: Sequence, hits: list[int], running: Iterable[Sequence], num_host: int = 0) -> Lookup:
+        """Why the match of ``seq`` ended after ``hits``, and ``num_host`` blocks of the host tier behind them.
+
+        Complexity: O(running sequences), once an admission.
+        """
+        i = len(hits) + num_host
         if i == (seq.num_tokens - 1) // self.block_size:
             return Lookup(hits, MissReason.LAST_TOKEN)
         return self._explain(seq, hits, i, seq.keys[i], running)
@@ -83,10 +96,9 @@ class PrefixCache(PublishedBlocks):
         above = seq.block_table[begin - 1] if begin else None
         if self._child(above, seq, begin) is not None:
             return begin
-        blocks, keys, size = seq.block_table[begin:end], seq.keys[begin:end], self.block_size
-        tokens, tokens_of = tuple(seq.tokens[begin * size : end * size]), self._tokens
-        for at, block in enumerate(blocks):
-            tokens_of[block] = tokens[at * size : at * size + size]
+        blocks, keys, tokens_of = seq.block_table[begin:end], seq.keys[begin:end], self._tokens
+        for block, tokens in zip(blocks, seq.key_tokens[begin:end], strict=True):
+            tokens_of[block] = tokens
         self._hang(blocks[0], keys[0], above, seq.request.extra)
         if len(blocks) > 1:  # nothing hangs under a block that was just published
             children = self._children
@@ -124,7 +136,7 @@ class PrefixCache(PublishedBlocks):
         extras = seq.request.spec.block_keys
         if self._extra.get(block) != (extras.get(index) if extras else None):
             return False
-        return self._tokens[block] == self._tokens_at(seq, index)
+        return self._tokens[block] == seq.key_tokens[index]
 
     def _below(self, block: int) -> Iterable[int]:
         level = self._children[block]
@@ -160,19 +172,22 @@ class PrefixCache(PublishedBlocks):
     def _detach(
         self, blocks: Seq[int], keys: list[int], parents: list[int | None]
     ) -> tuple[list[int], Iterable[Hashable]]:
-        key_of, children, tokens = self.key, self._children, self._tokens
+        key_of, children, num_children = self.key, self._children, self.num_children
         parent_keys: list[Any] = []
         for block, key, parent in zip(blocks, keys, parents, strict=True):
+            if num_children[block]:
+                raise self._has_children(block)
             if parent is None:
                 parent_keys.append(self._detach_root(block, key))
-            else:
-                parent_keys.append(key_of[parent])
+                continue
+            parent_keys.append(key_of[parent])
+            left = num_children[parent] = num_children[parent] - 1
+            if left:
                 level = children[parent]
-                if isinstance(level, dict):
-                    del level[key]
-                if not level or level == block:
-                    children[parent] = None
-            tokens[block] = ()
+                assert isinstance(level, dict), f"block {parent} had {left + 1} children"
+                del level[key]
+            else:
+                children[parent] = None
         if self._extra:
             for block in blocks:
                 self._extra.pop(block, None)

@@ -8,11 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain, repeat
+from itertools import count as count_from
+from typing import TYPE_CHECKING, Any
 
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, MissReason
+from kvtop.engine.types import MissReason
 
 if TYPE_CHECKING:
     from kvtop.engine.policies.future import FutureUses
@@ -42,6 +44,19 @@ class Lookup:
     missed_key: int | None = None
     evicted_by: str | None = None
     evicted_step: int | None = None
+
+
+@dataclass(slots=True)
+class Unpublished:
+    """Blocks that have left the tree, in order, as columns. Steps are counted; uses are those as a hit."""
+
+    blocks: Seq[int]
+    keys: list[int]
+    parents: list[int | None]
+    parent_keys: list[int]
+    ages: list[int]  # since publication
+    idle: list[int]  # since the last use
+    uses: list[int]
 
 
 class PublishedBlocks(ABC):
@@ -89,38 +104,36 @@ class PublishedBlocks(ABC):
         return self.key[block] is not None
 
     def num_matching(self, seq: Sequence) -> int:
-        """Tokens that a lookup would find now; remembered until the tree changes."""
-        if seq.match_memo[0] != self.version:
-            seq.match_memo = (self.version, len(self.path(seq)) * self.block_size)
-        return seq.match_memo[1]
+        """Tokens that a lookup would find now; remembered until the tree or the sequence changes."""
+        version, known, found = seq.match_memo
+        if version != self.version or known != len(seq.tokens):
+            found = len(self.path(seq)) * self.block_size
+            seq.match_memo = (self.version, len(seq.tokens), found)
+        return found
 
-    def unpublish(self, blocks: Seq[int], step: int, cause: str) -> list[Eviction]:
+    def unpublish(self, blocks: Seq[int], step: int, cause: str) -> Unpublished:
         """Take ``blocks`` out of the tree in this order (eviction or reset), and remember who did it.
 
         Raises:
             InvariantError: one has published children left, which would hang under a stranger.
         """
-        key_of, parent_of, num_children = self.key, self.parent, self.num_children
-        keys: list[int] = []
-        parents = [parent_of[block] for block in blocks]
-        for block, parent in zip(blocks, parents, strict=True):
-            key = key_of[block]
-            if key is None or num_children[block]:
-                raise InvariantError(f"block {block} cannot leave the tree: key {key}, {num_children[block]} children")
-            keys.append(key)
-            if parent is not None:
-                num_children[parent] -= 1
+        key_of, parent_of = self.key, self.parent
+        keys: list[Any] = list(map(key_of.__getitem__, blocks))
+        parents = list(map(parent_of.__getitem__, blocks))
+        if None in keys:
+            raise InvariantError(f"block {blocks[keys.index(None)]} cannot leave the tree: it is not in it")
         parent_keys, ghosts = self._detach(blocks, keys, parents)
-        published, used, uses = self.published_step, self.last_use_step, self.uses
-        evictions = [
-            Eviction(block, key, parent_key, cause, step, step - published[block], step - used[block], uses[block])
-            for block, key, parent_key in zip(blocks, keys, parent_keys, strict=True)
-        ]
         for block in blocks:
             key_of[block] = parent_of[block] = None
         self._remember(ghosts, (step, cause))
         self.version += 1
-        return evictions
+        ages = [step - published for published in map(self.published_step.__getitem__, blocks)]
+        idle = [step - used for used in map(self.last_use_step.__getitem__, blocks)]
+        uses = list(map(self.uses.__getitem__, blocks))
+        if any(uses):
+            for block in blocks:
+                self.uses[block] = 0
+        return Unpublished(blocks, keys, parents, parent_keys, ages, idle, uses)
 
     def touch(self, block: int, step: int) -> None:
         """``block`` is handed out as a hit."""
@@ -135,12 +148,14 @@ class PublishedBlocks(ABC):
         first, total = len(keys), len(seq.tokens) // size
         if first == total:
             return
-        key_fn, extras = self._key_fn, seq.request.spec.block_keys or {}
+        key_fn, extras = self._key_fn, seq.request.spec.block_keys
         key = keys[-1] if keys else self._root_key(seq.request.extra)
         tokens = tuple(seq.tokens[first * size : total * size])  # of a tuple a slice is a tuple at once
-        for i, at in enumerate(range(0, len(tokens), size), first):
-            key = key_fn(key, tokens[at : at + size], extras.get(i))
+        blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        for block, extra in zip(blocks, map(extras.get, range(first, total)) if extras else repeat(None), strict=False):
+            key = key_fn(key, block, extra)
             keys.append(key)
+        seq.key_tokens += blocks
 
     @staticmethod
     def _root_key(root: Hashable) -> int:
@@ -148,33 +163,33 @@ class PublishedBlocks(ABC):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _tokens_at(self, seq: Sequence, index: int) -> Tokens:
-        return tuple(seq.tokens[index * self.block_size : (index + 1) * self.block_size])
-
-    def _enter(self, blocks: Iterable[int], keys: Iterable[int], parent: int | None, depth: int, step: int) -> None:
+    def _enter(self, blocks: Seq[int], keys: Seq[int], parent: int | None, depth: int, step: int) -> None:
         """``blocks`` are published from now on: a chain, the first of them under ``parent``, ``depth`` blocks deep."""
         key_of, parent_of, num_children = self.key, self.parent, self.num_children
-        published_step, last_use_step, uses, depth_of = self.published_step, self.last_use_step, self.uses, self.depth
-        for block, key in zip(blocks, keys, strict=True):
+        published_step, last_use_step, depth_of = self.published_step, self.last_use_step, self.depth
+        if parent is not None:
+            num_children[parent] += 1
+        for block, key, above, at in zip(blocks, keys, chain((parent,), blocks), count_from(depth), strict=False):
             key_of[block] = key
-            parent_of[block] = parent
-            if parent is not None:
-                num_children[parent] += 1
+            parent_of[block] = above
             published_step[block] = last_use_step[block] = step
-            uses[block] = 0
-            depth_of[block] = depth
-            parent = block
-            depth += 1
+            depth_of[block] = at
+            num_children[block] = 1  # the next one; of the last, none
+        num_children[blocks[-1]] = 0
         self.version += 1
 
     @abstractmethod
     def _detach(
         self, blocks: Seq[int], keys: list[int], parents: list[int | None]
     ) -> tuple[list[int], Iterable[Hashable]]:
-        """Take ``blocks`` out of the tree, children first, while ``self.key`` and ``self.parent`` still stand.
+        """Take ``blocks`` out of the tree, children first, and count them off their parents.
 
+        ``self.key`` and ``self.parent`` still stand. Raises InvariantError: one has children left.
         Returns of each the key of the block before it, and what a later miss will ask for.
         """
+
+    def _has_children(self, block: int) -> InvariantError:
+        return InvariantError(f"block {block} cannot leave the tree: {self.num_children[block]} children are left")
 
     def _remember(self, ghosts: Iterable[Hashable], end: tuple[int, str]) -> None:
         known = self._ghosts
@@ -198,7 +213,7 @@ class PublishedBlocks(ABC):
                 continue
             if other.cache_epoch == self.epoch:
                 return Lookup(hits, MissReason.NOT_YET_COMPUTED, key, other.seq_id)
-        if missed == 0 and self._first_tokens.get(self._tokens_at(seq, 0)):
+        if missed == 0 and self._first_tokens.get(seq.key_tokens[0]):
             return Lookup(hits, MissReason.OTHER_SALT, key)
         return Lookup(hits, MissReason.NEVER_SEEN, key)
 

@@ -13,6 +13,7 @@ computes nothing.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from operator import attrgetter
 
 from kvtop.engine.allocators.base import Admission, Allocator
 from kvtop.engine.config import EngineConfig
@@ -21,6 +22,9 @@ from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import Chunk, Plan, RequestState, Shortage, Stall, WaitReason
 from kvtop.engine.waiting import WaitingQueue
+
+by_order = attrgetter("order")
+"""Key of the running list."""
 
 
 class Scheduler:
@@ -77,30 +81,35 @@ class Scheduler:
         running = [seq for seq in self.running if seq not in started] if started else list(self.running)
         if phase == "running":
             return running
-        decodes = phase == "decodes"
-        return [seq for seq in running if (len(seq.tokens) - seq.num_computed == 1) is decodes]
+        if phase == "decodes":
+            return [seq for seq in running if len(seq.tokens) - seq.num_computed == 1]
+        return [seq for seq in running if len(seq.tokens) - seq.num_computed != 1]
 
     def _growth(self) -> int:
         """Blocks that running decodes need in this step."""
         return sum(self.allocator.growth(seq, seq.num_tokens) for seq in self._in_phase("decodes"))
 
     def _schedule_running(self, sequences: list[Sequence], plan: Plan, budget: int, now_ns: int) -> int:
-        ready, chunked = self.allocator.ready, self.config.chunked_prefill
+        ready, chunked, append = self.allocator.ready, self.config.chunked_prefill, plan.chunks.append
         running = RequestState.RUNNING  # looked up once: an enum's member costs as much as a call
         for seq in sequences:
             if seq.state is not running:  # preempted by somebody before it in this very step
                 continue
-            known = len(seq.tokens)
-            left = known - seq.num_computed
-            count = left if left < budget else budget
-            if count == 0 or (count < left and not chunked):
+            start = seq.num_computed
+            count = left = len(seq.tokens) - start
+            if left > budget:
+                if not chunked:
+                    continue
+                count = budget
+            if count == 0:
                 continue
-            if not ready(seq, seq.num_computed + count):
+            if not ready(seq, start + count):
                 count, given_back = self._make_room(seq, count, plan, now_ns)
                 budget += given_back
-            if count:
-                budget -= count
-                self._add(plan, seq, count)
+                if not count:
+                    continue
+            budget -= count
+            append(Chunk(seq.seq_id, start, count, seq.request.num_samples if count == left else 0, seq))
         return budget
 
     def _admit(self, plan: Plan, budget: int, now_ns: int) -> int:
@@ -110,8 +119,10 @@ class Scheduler:
                 answer = self.allocator.try_admit(seq, budget, self.running)
                 if isinstance(answer, Admission):
                     self._start(seq, answer, now_ns)
-                    self._add(plan, seq, answer.count)
-                    budget -= answer.count
+                    start, count = answer.cached, answer.count
+                    samples = seq.request.num_samples if start + count == len(seq.tokens) else 0
+                    plan.chunks.append(Chunk(seq.seq_id, start, count, samples, seq))
+                    budget -= count
                     continue
                 refusal = answer
             self._skip(seq, refusal)
@@ -136,7 +147,7 @@ class Scheduler:
 
     def _start(self, seq: Sequence, admission: Admission, now_ns: int) -> None:
         self.waiting.remove(seq)
-        insort(self.running, seq, key=lambda s: s.order)
+        insort(self.running, seq, key=by_order)
         seq.state = RequestState.RUNNING
         seq.wait_reason = seq.wait_blocker = None
         seq.num_computed = admission.cached
@@ -144,6 +155,7 @@ class Scheduler:
         first = request.cached_tokens is None
         if first:
             request.cached_tokens = seq.cached_tokens = admission.cached
+            request.host_hit_tokens = admission.host
             request.miss_reason = lookup.reason
             seq.high_water = admission.cached
         else:
@@ -161,14 +173,6 @@ class Scheduler:
         kind = "admitted" if first else "resumed"
         decide((kind, seq.seq_id, seq.num_tokens, admission.need_blocks, admission.have_blocks))
         self.admitted.append(seq)
-
-    def _add(self, plan: Plan, seq: Sequence, count: int) -> None:
-        """Plan ``count`` more tokens of ``seq``; whoever reaches the end of the known tokens samples."""
-        start, samples = seq.num_computed, 0
-        if start + count == len(seq.tokens):
-            request = seq.request
-            samples = 1 if request.forked else request.spec.params.n
-        plan.chunks.append(Chunk(seq.seq_id, start, count, samples, seq))
 
     def _skip(self, seq: Sequence, shortage: Shortage) -> None:
         self.head_of_line, self.shortage = seq, shortage
@@ -219,7 +223,7 @@ class Scheduler:
 
     def _victim(self, needy: Sequence) -> Sequence:
         """Of those that rank behind ``needy``, the one with the largest key; itself when nobody does."""
-        behind = self.running[bisect_right(self.running, needy.order, key=lambda s: s.order) :]
+        behind = self.running[bisect_right(self.running, needy.order, key=by_order) :]
         return max(behind, key=lambda s: self._victim_key(s, self._context), default=needy)
 
     def _let_go(self, plan: Plan, now_ns: int) -> None:

@@ -17,6 +17,7 @@ from kvtop.engine.types import (
 
 if TYPE_CHECKING:
     from kvtop.engine.beam import BeamState
+    from kvtop.engine.text import TextStream
 
 OrderKey = tuple[int, int, int, int]
 """(priority, arrival_ns, submission number, branch): the static order of all sequences."""
@@ -34,14 +35,17 @@ class Request:
     extra: tuple[tuple[str, str | int], ...] = ()  # normalised extra key: sorted (tag, value) pairs
     sequences: list[Sequence] = field(default_factory=list)
     num_live: int = 0  # branches that have not finished
-    forked: bool = False  # True once the n branches exist
+    num_samples: int = 1  # tokens sampled where the known ones end: n until there are n branches
     stops: frozenset[int] = frozenset()  # tokens that end an answer
+    may_stop: bool = False  # it has such tokens, or stop strings
+    prompt_logprobs: list[float] | None = None  # of prompt tokens 1, 2, ... so far; None: not asked for
     beams: BeamState | None = None  # of a beam request
     ranking: list[Sequence] = field(default_factory=list)  # its live beams, best first; empty before the first choice
     num_top: int = 0  # candidates that each of its rows asks for; 0: it samples
     looked_up: bool = False  # its prompt was counted in the hit rate
     # Looked up once, at first admission (a retry or a re-admission does not count again).
     cached_tokens: int | None = None
+    host_hit_tokens: int = 0  # of these, from the host tier
     miss_reason: MissReason | None = None
     t_first_sched_ns: int | None = None
     t_first_token_ns: int | None = None
@@ -49,6 +53,12 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.spec.params
+
+    @property
+    def unscored(self) -> bool:
+        """Log-probabilities of its prompt are still to come: what is not computed cannot be told."""
+        scores = self.prompt_logprobs
+        return scores is not None and len(scores) < len(self.spec.prompt) - 1
 
     @property
     def live(self) -> list[Sequence]:
@@ -80,6 +90,7 @@ class Sequence:
     promised: int = 0  # blocks promised at admission and not allocated yet
     # Prefix keys, one a whole block, each computed once however often the sequence is retried.
     keys: list[int] = field(default_factory=list)
+    key_tokens: list[tuple[int, ...]] = field(default_factory=list)  # of each key: the tokens of its block
     num_published: int = 0  # leading blocks of the table that are published nodes of the tree
     cache_epoch: int = -1  # epoch of the cache at admission; an older one never publishes
     high_water: int = 0  # positions below it were computed (or cached) before: computing them again is recomputation
@@ -105,7 +116,8 @@ class Sequence:
     # A beam whose row is computed: (token, log-probability), best first, until its group has chosen. It has nothing to
     # compute meanwhile; without blocks it is set aside in the queue.
     candidates: tuple[tuple[int, float], ...] = ()
-    match_memo: tuple[int, int] = (-1, 0)  # (version of the tree, tokens a lookup found)
+    match_memo: tuple[int, int, int] = (-1, 0, 0)  # (version of the tree, known tokens, tokens a lookup found)
+    text: TextStream | None = None  # of its output, where stop strings were given
 
     def branch_off(self, step: int) -> Sequence:
         """A new branch of the same request with the tokens of this one, in no queue and without blocks."""
@@ -119,10 +131,12 @@ class Sequence:
             num_prompt=self.num_prompt,
             ends_at=self.ends_at,
             keys=list(self.keys),
+            key_tokens=list(self.key_tokens),
             high_water=self.high_water,
             t_first_token_ns=self.t_first_token_ns,
             t_last_token_ns=self.t_last_token_ns,
             wait_since_step=step,
+            text=None if self.text is None else self.text.copy(),
         )
         request.sequences.append(child)
         request.num_live += 1
@@ -130,8 +144,8 @@ class Sequence:
 
     def start_over(self, other: Sequence, now_ns: int) -> None:
         """Know what ``other`` knows, and nothing of its own: a beam in no queue and without blocks."""
-        self.tokens, self.keys = list(other.tokens), list(other.keys)
-        self.high_water, self.match_memo = other.high_water, (-1, 0)
+        self.tokens, self.keys, self.key_tokens = list(other.tokens), list(other.keys), list(other.key_tokens)
+        self.high_water, self.match_memo = other.high_water, (-1, 0, 0)
         if self.t_preempted_ns is not None:
             self.preempted_ns += now_ns - self.t_preempted_ns
             self.t_preempted_ns = None
@@ -148,7 +162,10 @@ class Sequence:
     @property
     def num_held(self) -> int:
         """Blocks in all tables."""
-        return sum(map(len, self.block_tables)) - sum(self.num_dropped)
+        tables = self.block_tables
+        if len(tables) == 1:
+            return len(tables[0]) - self.num_dropped[0]
+        return sum(map(len, tables)) - sum(self.num_dropped)
 
     def held_blocks(self) -> list[tuple[int, int]]:
         """(group, block) of every table entry that is not NULL, tail first."""

@@ -1,6 +1,7 @@
 """The words of the engine: plain data shared by engine, workloads and front ends. Loads no torch.
 
-What a step makes by the hundred is a msgspec struct: as a frozen dataclass it takes five times as long to make.
+What a step makes by the hundred is a msgspec struct: as a frozen dataclass it takes five times as long to make. With
+``gc=False`` the garbage collector does not look at it: it never is part of a cycle.
 
 Times are int64 nanoseconds from one monotonic or virtual clock that starts at 0 with the run.
 """
@@ -75,6 +76,7 @@ class MissReason(StrEnum):
     EVICTED = "evicted"  # it was published once; the event names the step and the cause
     OTHER_SALT = "other_salt"  # same tokens, published under another extra key
     NOT_YET_COMPUTED = "not_yet_computed"  # a running request is computing this very block
+    PROMPT_LOGPROBS = "prompt_logprobs"  # it asked for those of its prompt: all of it is computed
     CACHE_OFF = "cache_off"
 
 
@@ -89,6 +91,10 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``n`` branches share the prompt. ``forced_output`` makes any executor emit these
     tokens (a recorded answer), so that the next turn of a recorded conversation has the same prompt under every policy.
+
+    ``stop`` are texts that end an answer with the token that completes one of them; its text is cut before it, its
+    tokens are not. They need an executor with a tokenizer. ``prompt_logprobs`` asks for the log-probability of every
+    prompt token but the first: such a prompt is computed whole, and nothing of it is taken from the cache.
 
     ``num_beams`` above 1 is beam search, with the meaning of transformers' ``generate(do_sample=False)``: ``n`` is then
     the number of answers returned, at most ``num_beams`` (``num_return_sequences`` there), best first under the ids
@@ -117,6 +123,8 @@ class SamplingParams:
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise InvalidRequest(f"stop is {self.stop!r}, expected a tuple of texts, none of them empty")
         for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0), ("num_beams", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
@@ -133,6 +141,8 @@ class SamplingParams:
             self._check_beams()
 
     def _check_beams(self) -> None:
+        if self.stop:
+            raise InvalidRequest(f"num_beams is {self.num_beams}: stop strings end no beam; use stop_token_ids")
         if self.temperature > 0:
             raise InvalidRequest(f"num_beams is {self.num_beams} at temperature {self.temperature:g}, expected 0")
         if self.forced_output is not None:
@@ -184,7 +194,7 @@ class Source(Protocol):
         ...
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     """``count`` tokens of one sequence from position ``start``: prefill, hit remainder and decode alike.
 
     ``num_samples`` is 0 for a chunk that does not reach the end of the known tokens, else the number of tokens to
@@ -205,6 +215,15 @@ class Chunk(msgspec.Struct):
         return self.sequence.tokens[self.start : self.start + self.count]
 
     @property
+    def scored(self) -> range:
+        """Positions of this chunk from which the next prompt token's log-probability is asked for."""
+        request = self.sequence.request
+        if request.prompt_logprobs is None:
+            return range(0)
+        end = min(self.start + self.count, self.sequence.num_prompt - 1)
+        return range(max(self.start, len(request.prompt_logprobs)), end)
+
+    @property
     def num_top(self) -> int:
         """Best next tokens to return with their log-probabilities, where it samples at all; 0: a token is sampled."""
         return self.sequence.request.num_top
@@ -223,6 +242,7 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    moved: bool = False  # set by the executor when these are made: a step that fails later is repeated without them
 
     def __bool__(self) -> bool:
         return bool(self.chunks)
@@ -235,10 +255,10 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(c.count for c in self.chunks)
+        return sum([c.count for c in self.chunks])
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """What an executor returns for one chunk that samples.
 
     ``tokens`` has ``num_samples`` ids, one a branch. With ``num_top`` it is empty, and ``top`` holds ``num_top`` pairs
@@ -251,20 +271,29 @@ class Sample(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ExecuteResult:
-    """``samples`` by sequence id; ``device_ns`` is the time the step took on the device, or costs in virtual time."""
+    """``samples`` by sequence id; ``device_ns`` is the time the step took on the device, or costs in virtual time.
+
+    ``prompt_logprobs``, by sequence id: for each position of ``Chunk.scored`` the log-probability (natural, over the
+    whole vocabulary) of the prompt token after it.
+    """
 
     samples: dict[str, Sample]
     device_ns: int = 0
+    prompt_logprobs: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Executor(Protocol):
-    """Computes plans. Holds the KV memory; never decides anything."""
+    """Computes plans. Holds the KV memory; never decides anything.
+
+    Optional: ``vocab_size``; ``tokenizer`` (not None) with ``decode(ids) -> str``, for stop strings; ``scores_prompts``
+    (True), when it answers ``Chunk.scored``.
+    """
 
     name: str
     eos_token_ids: tuple[int, ...]
 
     def execute(self, plan: Plan) -> ExecuteResult:
-        """Move and copy blocks in the plan's order, compute every chunk, sample where ``num_samples > 0``.
+        """Move and copy blocks in the plan's order (then set ``moved``), compute every chunk, sample where asked.
 
         Chunk ``c`` writes K and V of positions ``start .. start+count-1`` into the slots that
         the sequence's block tables name (each layer that of its KV group), and attends to all positions from 0 on,
@@ -285,7 +314,7 @@ class Shortage:
     largest_hole: int | None = None
 
 
-class Eviction(msgspec.Struct, frozen=True):
+class Eviction(msgspec.Struct, frozen=True, gc=False):
     """One published block that was taken away, and on whose account."""
 
     block: int
@@ -314,10 +343,12 @@ class StepOutput:
 
     ``tokens`` are those emitted: one a branch that sampled; of a beam request all of its answers in the step in which
     it ends, and nothing before. Beams that are no answer are among ``finished`` too, with the reason ``dropped``.
+    ``texts`` is there for requests with stop strings: the text that is safe to show since the last one.
     """
 
     step: int
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     finished: dict[str, FinishReason] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
@@ -336,7 +367,7 @@ class KVCounters:
     fresh: int
     in_transfer: int
     query_tokens: int  # prompt tokens looked up, once a request
-    hit_tokens: int  # of those, cached at first admission
+    hit_tokens: int  # of those, cached on the device at first admission
     restored_tokens: int  # taken from the cache after a preemption
     recomputed_tokens: int  # computed again after a preemption
     computed_tokens: int  # positions computed for the first time
@@ -344,10 +375,11 @@ class KVCounters:
     evictions: int
     copies: int
     host_used: int = 0  # host blocks that hold swapped-out sequences
+    host_cached: int = 0  # host blocks that hold evicted prefixes
+    host_hit_tokens: int = 0  # of the query tokens, found there at first admission
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
+class RequestTimes(msgspec.Struct, frozen=True):
     """Section 7 of the design; None where it has not happened."""
 
     t_sched_ns: int
@@ -358,8 +390,7 @@ class RequestTimes:
     t_done_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True):
     """A copy of one sequence's state; changing it changes nothing."""
 
     request_id: str
@@ -379,6 +410,9 @@ class RequestView:
     wait_blocker: str | None
     miss_reason: MissReason | None
     block_tables: tuple[tuple[int, ...], ...] = ()  # one a KV group; ``block_table`` is the first
+    text: str | None = None  # of the output so far, cut before a stop string; None without stop strings
+    host_hit_tokens: int = 0  # of ``cached_tokens``, from the host tier
+    prompt_logprobs: tuple[float, ...] | None = None  # of prompt tokens 1, 2, ... as far as computed; None: not asked
 
 
 @dataclass(frozen=True, slots=True)

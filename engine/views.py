@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from kvtop.engine.accounting import Accountant
 
 
+QUEUED = (RequestState.WAITING, RequestState.PREEMPTED)
+SUMMED = attrgetter(
+    "num_output", "restored_tokens", "recomputed_tokens", "num_preemptions", "preempted_ns", "peak_blocks", "peak_saved"
+)
+"""What the row of a request adds up over its branches."""
+
+
 def normalise_extra(extra: ExtraKey | None, request_id: str) -> tuple[tuple[str, str | int], ...]:
     """Sorted (tag, value) pairs. Raises InvalidRequest for anything but a mapping of tags to strings or integers."""
     if not extra:
@@ -48,7 +56,7 @@ def normalise_extra(extra: ExtraKey | None, request_id: str) -> tuple[tuple[str,
 
 def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
     reason, blocker = seq.wait_reason, seq.wait_blocker
-    waiting = seq.state in (RequestState.WAITING, RequestState.PREEMPTED)
+    waiting = seq.state in QUEUED
     if waiting and head_of_line is not None and head_of_line is not seq and not seq.candidates:
         reason, blocker = WaitReason.HEAD_OF_LINE, head_of_line.seq_id
     return RequestView(
@@ -59,6 +67,7 @@ def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
         block_table=tuple(seq.block_table),
         num_computed=seq.num_computed,
         cached_tokens=seq.cached_tokens,
+        host_hit_tokens=seq.request.host_hit_tokens if seq.branch == 0 else 0,
         computed_tokens=seq.computed_tokens,
         restored_tokens=seq.restored_tokens,
         recomputed_tokens=seq.recomputed_tokens,
@@ -76,6 +85,8 @@ def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
         wait_blocker=blocker if waiting else None,
         miss_reason=seq.request.miss_reason,
         block_tables=tuple(map(tuple, seq.block_tables)),
+        text=None if seq.text is None else seq.text.text,
+        prompt_logprobs=None if seq.request.prompt_logprobs is None else tuple(seq.request.prompt_logprobs),
     )
 
 
@@ -113,6 +124,8 @@ def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant)
         evictions=allocator.num_evictions,
         copies=allocator.num_copies,
         host_used=allocator.host_used,
+        host_cached=allocator.host_cached,
+        host_hit_tokens=accountant.host_hit_tokens,
     )
 
 
@@ -151,28 +164,30 @@ def ended_event(request: Request, now_ns: int) -> RequestEvent:
     ]
     itl = [s.itl_max_ns for s in seqs if s.itl_max_ns is not None]
     last = [s.t_last_token_ns for s in seqs if s.t_last_token_ns is not None]
-    parked = sum(s.preempted_ns for s in seqs)
+    each = [SUMMED(s) for s in seqs] or [(0,) * 7]  # none: it was rejected
+    output, restored, recomputed, preemptions, parked, peak, saved = map(sum, zip(*each, strict=True))
     until = request.t_first_sched_ns if request.t_first_sched_ns is not None else now_ns
     return RequestEvent(
         phase="finished",
         t_ns=now_ns,
         **_asked(request),
-        output_tokens=sum(s.num_output for s in seqs),
+        output_tokens=output,
         t_first_sched_ns=request.t_first_sched_ns,
         t_first_token_ns=request.t_first_token_ns,
         t_last_token_ns=max(last, default=None),
         t_done_ns=now_ns,
         tpot_ns=sum(gaps) // len(gaps) if gaps else None,
         itl_max_ns=max(itl, default=None),
-        hit_tokens=request.cached_tokens,
+        hit_tokens=None if request.cached_tokens is None else request.cached_tokens - request.host_hit_tokens,
+        host_hit_tokens=request.host_hit_tokens,
         miss_reason=request.miss_reason.value if request.miss_reason else None,
-        restored_tokens=sum(s.restored_tokens for s in seqs),
-        recomputed_tokens=sum(s.recomputed_tokens for s in seqs),
-        num_preemptions=sum(s.num_preemptions for s in seqs),
+        restored_tokens=restored,
+        recomputed_tokens=recomputed,
+        num_preemptions=preemptions,
         preempted_ns=parked,
         queue_total_ns=max(0, until - request.t_submit_ns) + parked,
-        peak_blocks=sum(s.peak_blocks for s in seqs),
-        shared_blocks_saved=sum(s.peak_saved for s in seqs),
+        peak_blocks=peak,
+        shared_blocks_saved=saved,
         finish_reason=seqs[0].finish_reason.value if seqs and seqs[0].finish_reason else None,
     )
 

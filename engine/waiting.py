@@ -59,6 +59,6 @@ class WaitingQueue:
             self._aside.remove(seq)
             return
         key = self._keys.pop(seq.seq_id)
-        index = bisect_left(self._entries, key, key=lambda entry: entry[0])
+        index = bisect_left(self._entries, (key,))  # less than the entry itself, greater than those before it
         assert self._entries[index][1] is seq, f"{seq.seq_id} is not where its key says"
         del self._entries[index]

@@ -206,11 +206,11 @@ class WindowedCache(PublishedBlocks):
         extras = seq.request.spec.block_keys
         if node.extra != (extras.get(index) if extras else None):
             return False
-        return node.tokens == self._tokens_at(seq, index)
+        return node.tokens == seq.key_tokens[index]
 
     def _new_node(self, seq: Sequence, index: int, parent: Node | None) -> Node:
         extra = (seq.request.spec.block_keys or {}).get(index)
-        tokens = self._tokens_at(seq, index)
+        tokens = seq.key_tokens[index]
         self._num_made += 1
         if parent is None:
             self._note_first_tokens(tokens)
@@ -220,7 +220,11 @@ class WindowedCache(PublishedBlocks):
         self, blocks: Seq[int], keys: list[int], parents: list[int | None]
     ) -> tuple[list[int], Iterable[Hashable]]:
         parent_keys, ghosts = [], []
-        for block, key in zip(blocks, keys, strict=True):
+        for block, key, parent in zip(blocks, keys, parents, strict=True):
+            if self.num_children[block]:
+                raise self._has_children(block)
+            if parent is not None:
+                self.num_children[parent] -= 1
             parent_keys.append(self.parent_key(block))
             node, group = self._node[block], self._group[block]
             assert node is not None

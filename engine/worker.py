@@ -153,7 +153,9 @@ def _build_torch(
             )
     config = EngineConfig.from_mapping({**values, "num_blocks": num_blocks})
     progress(f"allocating {num_blocks} blocks", None)
-    executor.allocate(num_blocks, config.block_size, config.host_blocks, config.kv_groups)
+    host_blocks = config.host_blocks + config.host_cache_blocks
+    executor.allocate(num_blocks, config.block_size, host_blocks, config.kv_groups, config.max_num_seqs)
+    executor.prepare()
     future = _future(config, model_info.vocab_size, requests)
     built = Engine(config, as_executor(executor), recorder=recorder, future=future)
     info = {
@@ -177,6 +179,8 @@ def _measure(executor: TorchExecutor, values: dict[str, Any], progress: Progress
 
     progress("measuring one full step", None)
     found = profile(executor, EngineConfig.from_mapping({**values, "num_blocks": 1}))
+    if found.notice:
+        progress(found.notice, None)
     left = found.kv_bytes(UTILISATION)
     kv_bytes = min(left, DEFAULT_KV_MEMORY_BYTES) if executor.info.device == "cpu" else left
     figures = {"weight_bytes": found.weights, "activation_bytes": found.activation, "kv_pool_bytes": kv_bytes}
@@ -229,6 +233,8 @@ def describe(engine: Engine, executor: str) -> dict[str, Any]:
         "preemption_mode": config.preemption,
         "block_size_tokens": config.block_size,
         "num_blocks": config.num_blocks,
+        "host_blocks": config.host_blocks,
+        "host_cache_blocks": config.host_cache_blocks,
         "max_num_seqs": config.max_num_seqs,
         "max_batched_tokens": config.max_batched_tokens,
         "max_model_len": config.effective_len,

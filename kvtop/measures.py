@@ -47,6 +47,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("requests_s", "requests/s", "/s", lambda run: run.requests_s),
     Measure("steady_requests_s", "requests/s, first to last done", "/s", lambda run: run.steady_requests_s),
     Measure("hit_rate", "prefix hit rate", "ratio", lambda run: run.hit_rate),
+    Measure("host_hit_rate", "host hit rate", "ratio", lambda run: run.host_hit_rate),
     Measure("preemptions", "preemptions", "count", lambda run: run.preemptions),
     Measure("evictions", "evictions", "count", lambda run: run.evictions),
     Measure("peak_used_blocks", "peak used blocks", "count", lambda run: run.peak_used_blocks),

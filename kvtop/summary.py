@@ -25,7 +25,7 @@ _S = 1_000_000_000
 
 _REQUEST_COLUMNS = (
     "request_id", "status", "phase", "prompt_tokens", "output_tokens", "t_sched_ns", "t_done_ns", "t_first_token_ns",
-    "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "num_preemptions", "class",
+    "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "host_hit_tokens", "num_preemptions", "class",
 )  # fmt: skip
 _MEASURED = ("ok", "cutoff")  # whose emitted tokens count for TTFT and ITL
 _STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running")
@@ -62,6 +62,7 @@ class RunSummary:
     busy_output_tokens_s: float | None  # while at least half the peak number of sequences ran
     hit_rate: float | None
     hit_tokens: int | None
+    host_hit_rate: float | None  # beside it: found in host memory; None without a host tier
     preemptions: int
     evictions: int
     peak_used_blocks: int | None
@@ -128,6 +129,7 @@ def load_run(run_dir: Path) -> RunSummary:
         [row for row in rows if row["hit_tokens"] is not None] if manifest.get("prefix_caching") is not False else []
     )
     hits = sum(row["hit_tokens"] for row in looked_up) if looked_up else None
+    host_hits = sum(row["host_hit_tokens"] or 0 for row in looked_up) if manifest.get("host_cache_blocks") else None
     per_second = ratio(_S, duration)
     return RunSummary(
         path=str(run_dir),
@@ -149,6 +151,7 @@ def load_run(run_dir: Path) -> RunSummary:
         busy_output_tokens_s=busy_tokens_s,
         hit_rate=ratio(hits, sum(row["prompt_tokens"] for row in looked_up)),
         hit_tokens=hits,
+        host_hit_rate=ratio(host_hits, sum(row["prompt_tokens"] for row in looked_up)),
         preemptions=int(steps["preemptions"].sum()),
         evictions=int(steps["evictions"].sum()),
         peak_used_blocks=_peak(steps, "used_blocks"),

@@ -34,6 +34,7 @@ class Admission:
     need_blocks: int
     have_blocks: int
     lookup: Lookup
+    host: int = 0  # of ``cached``, tokens that come from the host tier
 
 
 class Allocator(ABC):
@@ -118,6 +119,11 @@ class Allocator(ABC):
         """Host blocks that hold swapped-out sequences."""
         return 0
 
+    @property
+    def host_cached(self) -> int:
+        """Host blocks that hold evicted prefixes."""
+        return 0
+
     def end(self, seq: Sequence) -> None:
         """``seq`` has finished: nothing of it is kept for a return."""
         self.release(seq)
@@ -154,6 +160,9 @@ class Allocator(ABC):
         """Ask the executor for a copy into ``dest`` (taken already), written slots included."""
         self.copies.append((source, dest))
         self.num_copies += 1
+        if self.config.deferred_copy_steps:
+            # Of a fork after the step's plan was made, the copy is part of the next one.
+            self.pool.copying((source, dest), self.step + 1 + self.config.deferred_copy_steps)
         self.pool.set_filled(dest, self.pool.filled[source])
         self.recorder.decide(("copy", seq.seq_id, group, dest, source, index * self.block_size))
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from itertools import repeat
 
 from kvtop.engine.allocators.base import GROUP, Admission, Allocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.host_pool import HostPool
-from kvtop.engine.published import PublishedBlocks
+from kvtop.engine.host_tier import HostTier
+from kvtop.engine.published import Lookup, PublishedBlocks
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Plan, ResetResult, Shortage, WaitReason
+from kvtop.engine.types import Eviction, MissReason, Plan, ResetResult, Shortage, WaitReason
 
 
 class CachingAllocator(Allocator):
@@ -28,6 +30,7 @@ class CachingAllocator(Allocator):
         self.caching = config.caching
         self._group = [GROUP] * config.num_blocks  # whose layers a block holds, by block
         self.host = HostPool(config.host_blocks)
+        self.tier: HostTier | None = None  # where evicted prefixes go; its host blocks follow those of ``host``
         self._swap_out: list[tuple[int, int]] = []  # (block, host block)
         self._swap_in: list[tuple[Sequence, list[int], list[int]]] = []  # sequence, host blocks, blocks
 
@@ -39,10 +42,18 @@ class CachingAllocator(Allocator):
         return self._group[block]
 
     def cached_tokens(self, seq: Sequence) -> int:
-        return self.cache.num_matching(seq) if self.caching else 0
+        return self.cache.num_matching(seq) if self._may_hit(seq) else 0
 
     def cached_path(self, seq: Sequence) -> list[int]:
-        return self.cache.path(seq) if self.caching else []
+        return self.cache.path(seq) if self._may_hit(seq) else []
+
+    def _may_hit(self, seq: Sequence) -> bool:
+        """Whether ``seq`` may take blocks from the cache."""
+        return self.caching and not seq.request.unscored
+
+    def _no_lookup(self) -> Lookup:
+        """Of a sequence that may not: nothing was looked for."""
+        return Lookup([], MissReason.PROMPT_LOGPROBS if self.caching else MissReason.CACHE_OFF)
 
     def fork(self, parent: Sequence, child: Sequence) -> Shortage | None:
         child.block_tables = [list(table) for table in parent.block_tables]
@@ -63,13 +74,15 @@ class CachingAllocator(Allocator):
     def reset(self) -> ResetResult:
         """Forget every prefix. Blocks in use stay with their owners and are never published again."""
         result = ResetResult.DONE
-        for gone in self.cache.unpublish(self.cache.leaves_first(), self.step, "reset"):
-            block = gone.block
-            self.recorder.decide(("unpublish", self.group_of(block), block, gone.key, "reset"))
+        gone = self.cache.unpublish(self.cache.leaves_first(), self.step, "reset")
+        for block, key in zip(gone.blocks, gone.keys, strict=True):
+            self.recorder.decide(("unpublish", self.group_of(block), block, key, "reset"))
             if self.pool.refcount[block]:
                 result = ResetResult.PARTIAL
             else:
                 self.pool.to_fresh(block)
+        if self.tier is not None:
+            self.tier.reset()
         self.cache.epoch += 1
         self.recorder.decide(("cleared", result.value))
         return result
@@ -80,21 +93,21 @@ class CachingAllocator(Allocator):
         self.pool.to_fresh(block)
         self.pool.evictor.children_gone(parents)
 
-    def _evict(self, blocks: list[int], cause: str) -> list[int]:
+    def _evict(self, blocks: list[int], cause: str) -> list[int | None]:
         """Take idle blocks out of the tree, children before parents; the caller takes them out of the evictor.
 
         Returns the blocks whose children they were: the evictor is told once they are gone.
         """
-        parents = [parent for parent in map(self.cache.parent.__getitem__, blocks) if parent is not None]
-        evictions = self.cache.unpublish(blocks, self.step, cause)
-        self.evictions += evictions
-        self.num_evictions += len(evictions)
-        group = self._group
-        self.recorder.decide_all(
-            ("evict", cause, group[e.block], e.block, e.key, e.parent_key, e.age_steps, e.idle_steps, e.uses)
-            for e in evictions
-        )
-        return parents
+        stored = self.tier.store(blocks, cause, self.step) if self.tier is not None else ()
+        gone = self.cache.unpublish(blocks, self.step, cause)
+        ids, times = (blocks, gone.keys, gone.parent_keys), (gone.ages, gone.idle, gone.uses)
+        self.evictions += map(Eviction, *ids, repeat(cause), repeat(self.step), *times)
+        self.num_evictions += len(blocks)
+        groups = map(self._group.__getitem__, blocks)
+        self.recorder.decide_all(zip(repeat("evict"), repeat(cause), groups, *ids, *times, strict=False))
+        if stored:
+            self.recorder.decide_all(stored)
+        return gone.parents
 
     # -- swapping ------------------------------------------------------------------------------------------------
 
@@ -102,7 +115,13 @@ class CachingAllocator(Allocator):
     def host_used(self) -> int:
         return self.host.num_used
 
+    @property
+    def host_cached(self) -> int:
+        return self.tier.pool.num_used if self.tier is not None else 0
+
     def swap_out(self, seq: Sequence) -> bool:
+        if self.tier is not None and self.tier.loading(seq):
+            return False  # its blocks are not filled yet, and what they are filled with stays in the tier
         for index, (waiting, hosts, _) in enumerate(self._swap_in):
             if waiting is seq:  # preempted in the step that was to bring it back: its host blocks are still whole
                 del self._swap_in[index]
@@ -140,9 +159,14 @@ class CachingAllocator(Allocator):
         super().fill(plan)
         plan.swap_out = self._swap_out
         plan.swap_in = [pair for _, hosts, blocks in self._swap_in for pair in zip(hosts, blocks, strict=True)]
+        if self.tier is not None:
+            outs, ins = self.tier.moves()
+            plan.swap_out, plan.swap_in = self._swap_out + outs, plan.swap_in + ins
 
     def executed(self) -> None:
         super().executed()
+        if self.tier is not None:
+            self.tier.executed()
         self._swap_out = []
         for _, hosts, _ in self._swap_in:
             self.host.give(hosts)
@@ -185,9 +209,10 @@ class CachingAllocator(Allocator):
         self._take(plan, seq, group)
         self.pool.evictor.children_gone(parents)
 
-    def _evict_idle(self, plan: list[int], seq: Sequence) -> list[int]:
+    def _evict_idle(self, plan: list[int], seq: Sequence) -> list[int | None]:
         keys = self.cache.key
-        idle = [block for block in plan if keys[block] is not None]
+        # In a full pool all are idle, which takes no Python to see.
+        idle = plan if None not in map(keys.__getitem__, plan) else [block for block in plan if keys[block] is not None]
         return self._evict(idle, seq.seq_id) if idle else []
 
     def _copy_on_write(self, seq: Sequence, dest: int, group: int = GROUP) -> None:
@@ -232,3 +257,5 @@ class CachingAllocator(Allocator):
         held = sum(len(seq.host_table) for seq in sequences) + sum(len(hosts) for _, hosts, _ in self._swap_in)
         if held != self.host.num_used:
             raise InvariantError(f"{self.host.num_used} host blocks are used, sequences hold {held}")
+        if self.tier is not None:
+            self.tier.check()

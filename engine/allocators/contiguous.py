@@ -154,8 +154,8 @@ class ContiguousAllocator(Allocator):
         super().release(seq)
         if not table:
             return
-        if self.config.deferred_free_steps:
-            self._returning.append((self.step + self.config.deferred_free_steps, table[0], len(table)))
+        if self.pool.num_in_transfer:
+            self._returning.append((self.pool.last_due, table[0], len(table)))
         else:
             self.space.give(table[0], len(table))
 

@@ -14,6 +14,7 @@ from kvtop.engine.allocators.base import GROUP, Admission
 from kvtop.engine.allocators.caching import CachingAllocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import InvariantError
+from kvtop.engine.host_tier import HostTier
 from kvtop.engine.prefix_cache import KeyFn, Lookup, PrefixCache
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
@@ -30,6 +31,8 @@ class PagedAllocator(CachingAllocator):
             config.num_blocks, config.block_size, key_fn=key_fn, ghost_entries=config.ghost_entries
         )
         super().__init__(config, recorder, self.cache)
+        if config.host_cache_blocks:
+            self.tier = HostTier(config.host_cache_blocks, config.host_blocks, self.cache)
         self._unpublished: list[Sequence] | None = None  # ``_computing``, once it was asked for in this step
 
     def begin_step(self, step: int) -> None:
@@ -42,7 +45,10 @@ class PagedAllocator(CachingAllocator):
         if seq.host_table:
             return self._swap_back(seq, budget, running)
         pool = self.pool
-        hits = self.cache.match(seq) if self.caching else []
+        may_hit = self._may_hit(seq)
+        hits = self.cache.match(seq) if may_hit else []
+        # What the host tier has is brought into blocks of its own: they are as many as if it had to be computed.
+        host = self.tier.match(seq, len(hits)) if self.tier is not None and may_hit else []
         missing = self.blocks_for(seq.num_tokens) - len(hits)
         idle_hits = {b for b in hits if not pool.refcount[b]}
         # An idle hit stops being evictable, so it costs one block of what is free; a hit in use costs nothing.
@@ -50,13 +56,13 @@ class PagedAllocator(CachingAllocator):
         have = self._available(running)
         if need > have:
             return Shortage(self._why_short(need, have), need, max(0, have))
-        cached = len(hits) * self.block_size
+        cached = (len(hits) + len(host)) * self.block_size
         count = min(seq.num_tokens - cached, budget)
         first = self.blocks_for(cached + count) - len(hits)
         plan = pool.plan(first, idle_hits)
         if plan is None:
             return self._no_plan(need, have)
-        lookup = self._explain(seq, hits, running)
+        lookup = self.cache.explain(seq, hits, self._computing(running), len(host)) if may_hit else self._no_lookup()
         seq.saved_blocks = len(hits) - len(idle_hits)
         seq.peak_saved = max(seq.peak_saved, seq.saved_blocks)
         for index, block in enumerate(hits):
@@ -64,11 +70,24 @@ class PagedAllocator(CachingAllocator):
             self.cache.touch(block, self.step)
             seq.block_table.append(block)
             self.recorder.decide(("share", seq.seq_id, GROUP, block, index * self.block_size, "hit"))
-        self._evict_and_take(plan, seq)
+        if host:
+            self._load(seq, host, plan)
+        else:
+            self._evict_and_take(plan, seq)
         seq.num_published = len(hits)
         seq.cache_epoch = self.cache.epoch
         self._promise(seq, missing - first)
-        return Admission(cached, count, need, have, lookup)
+        return Admission(cached, count, need, have, lookup, len(host) * self.block_size)
+
+    def _load(self, seq: Sequence, host: list[int], plan: list[int]) -> None:
+        """Take ``plan``, and fill the first of its blocks from host blocks ``host``: these outlive what is evicted."""
+        assert self.tier is not None
+        self.tier.load(seq, host, plan[: len(host)], self.step)
+        self._evict_and_take(plan, seq)
+        for source, block in zip(host, plan, strict=False):
+            self.pool.set_filled(block, self.block_size)
+            self.recorder.decide(("host_load", seq.seq_id, GROUP, block, source))
+        self.recorder.decide(("host_hit", seq.seq_id, len(host) * self.block_size))
 
     def _promise(self, seq: Sequence, num_blocks: int) -> None:
         """``seq`` starts, and ``num_blocks`` of what it will need are not allocated yet."""
@@ -78,11 +97,12 @@ class PagedAllocator(CachingAllocator):
             insort(self._unpublished, seq, key=lambda s: s.order)
 
     def ready(self, seq: Sequence, end: int) -> bool:
-        size, table, start = self.block_size, seq.block_tables[0], seq.num_computed
+        size, table = self.block_size, seq.block_tables[0]
         if end > len(table) * size:
             return False
-        block = table[start // size]
-        return self.pool.refcount[block] - self.pool.pins[block] == 1 and self.cache.key[block] is None
+        block = table[seq.num_computed // size]
+        # A block that is pinned too can be written as well: ``grow`` will find that out.
+        return self.pool.refcount[block] == 1 and self.cache.key[block] is None
 
     def growth(self, seq: Sequence, end: int) -> int:
         return max(0, self.blocks_for(end) - len(seq.block_table)) + self._must_copy(seq)
@@ -173,14 +193,11 @@ class PagedAllocator(CachingAllocator):
         last_use, step = self.cache.last_use_step, self.step
         for block in seq.block_table[: seq.num_published]:
             last_use[block] = step
+        if self.tier is not None:
+            self.tier.drop(seq)
         super().release(seq)
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _explain(self, seq: Sequence, hits: list[int], running: list[Sequence]) -> Lookup:
-        if not self.caching:
-            return Lookup([], MissReason.CACHE_OFF)
-        return self.cache.explain(seq, hits, self._computing(running))
 
     def _computing(self, running: list[Sequence]) -> list[Sequence]:
         """Running sequences with whole blocks that are not published yet, in static order.

@@ -43,7 +43,8 @@ class WindowedAllocator(CachingAllocator):
     def try_admit(self, seq: Sequence, budget: int, running: list[Sequence]) -> Admission | Shortage:
         if seq.host_table:
             return self._swap_back(seq, budget, running)
-        match = self.cache.match(seq) if self.caching else Match(0, [[] for _ in self.groups.windows], [])
+        may_hit = self._may_hit(seq)
+        match = self.cache.match(seq) if may_hit else Match(0, [[] for _ in self.groups.windows], [])
         hits = [block for table in match.tables for block in table if block != NULL_BLOCK]
         idle_hits = {block for block in hits if not self.pool.refcount[block]}
         cached = match.num_blocks * self.block_size
@@ -55,7 +56,7 @@ class WindowedAllocator(CachingAllocator):
         plan = self.pool.plan(sum(new), idle_hits)
         if plan is None:
             return self._no_plan(need, have)
-        lookup = self.cache.explain(seq, match, running) if self.caching else Lookup([], MissReason.CACHE_OFF)
+        lookup = self.cache.explain(seq, match, running) if may_hit else self._no_lookup()
         self._share_hits(seq, match)
         seq.saved_blocks = in_use
         seq.peak_saved = max(seq.peak_saved, in_use)

@@ -1,6 +1,6 @@
 """How much memory is left for blocks: what one full step needs besides the weights is measured, not guessed.
 
-    kv = utilisation * total - weights - peak activation
+    kv = utilisation * total - weights - peak activation - captured steps
 
 On CUDA the figures are the allocator's; on a CPU they are this process's resident memory, and ``total`` is what the
 machine has available now plus what the process holds already.
@@ -23,15 +23,31 @@ from kvtop.engine.sequence import Request, Sequence
 from kvtop.engine.types import Chunk, Plan, RequestSpec
 
 MIB = 1024**2
+WORTH_TELLING = 0.05  # of the total
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Bytes. ``activation`` is what a step of the largest size took at its peak, the pool and the weights aside."""
+    """Bytes. ``activation`` is what a step of the largest size took at its peak, the pool and the weights aside.
+
+    ``graphs`` is what captured decode steps take at the most; 0 where none are.
+    """
 
     total: int
     weights: int
     activation: int
+    graphs: int = 0
+    freed: int = 0  # by which the free memory grew meanwhile: another program gave it back
+
+    @property
+    def notice(self) -> str:
+        """One line where so much was given back that the pool could be larger; "" where not."""
+        if self.freed <= self.total * WORTH_TELLING:
+            return ""
+        return (
+            f"free memory grew by {self.freed / MIB:,.0f} MiB while a step was measured: another program gave it back, "
+            f"and the KV pool is as small as if it had not"
+        )
 
     def kv_bytes(self, utilisation: float) -> int:
         """What is left for blocks; never negative.
@@ -39,11 +55,12 @@ class MemoryProfile:
         Raises:
             ConfigError: nothing is left, with the numbers.
         """
-        kv = int(utilisation * self.total) - self.weights - self.activation
+        kv = int(utilisation * self.total) - self.weights - self.activation - self.graphs
         if kv <= 0:
+            graphs = f", captured steps {self.graphs / MIB:,.0f} MiB" if self.graphs else ""
             raise ConfigError(
                 f"no memory is left for KV blocks: {utilisation:g} of {self.total / MIB:,.0f} MiB, less weights "
-                f"{self.weights / MIB:,.0f} MiB and a step's peak {self.activation / MIB:,.0f} MiB, "
+                f"{self.weights / MIB:,.0f} MiB{graphs} and a step's peak {self.activation / MIB:,.0f} MiB, "
                 f"is {kv / MIB:,.0f} MiB"
             )
         return kv
@@ -68,8 +85,9 @@ def profile(executor: TorchExecutor, config: EngineConfig) -> MemoryProfile:
     # The very first step of this size: the C library keeps what it frees, so a second one would show no growth.
     executor.execute(Plan(0, [chunk]))
     activation = max(0, meter.peak())
-    executor.allocate(1, config.block_size, 0, config.kv_groups)
-    return MemoryProfile(available + weights + pool, weights, activation)
+    freed = max(0, meter.available() - available)
+    executor.allocate(1, config.block_size, 0, config.kv_groups, config.max_num_seqs)  # measures captured steps too
+    return MemoryProfile(available + weights + pool, weights, activation, executor.graph_bytes, freed)
 
 
 def _largest_chunk(num_tokens: int, num_blocks: int, num_groups: int) -> Chunk:

@@ -44,8 +44,8 @@ class ModelInfo:
     """Facts about a loaded model. Bytes are exact; ``num_kv_heads`` and ``head_dim`` are those of the first layer.
 
     ``kv_bytes_per_token`` covers K and V of all layers. ``max_model_len`` is None where the model states none.
-    ``notices`` are sentences the user should see (a fallback, a cache that could not be written). ``computed_by`` says
-    which kernels run it: torch's, or kvtop's CPU kernels and what of the model they replace.
+    ``notices`` are sentences the user should see (a fallback, a cache that could not be written). ``modules`` says what
+    runs its layers: torch, or kvtop's CPU kernels and what they replace; ``attention`` what runs attention.
     """
 
     name: str
@@ -62,7 +62,13 @@ class ModelInfo:
     weight_bytes: int
     fallback_from: str | None = None
     notices: tuple[str, ...] = ()
-    computed_by: str = "torch"
+    modules: str = "torch"
+    attention: str = "torch operations"
+
+    @property
+    def computed_by(self) -> str:
+        """Which kernels run it, in one line."""
+        return f"{self.modules}; attention by {self.attention}"
 
 
 def resolve(model: str) -> ResolvedModel:

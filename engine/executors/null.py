@@ -31,13 +31,20 @@ def hashed_candidates(request_id: str, tokens: Seq[int], num_prompt: int, count:
     return [(1000 + index + 100_000 * j, -(j + 1) * math.log(2) * stretch) for j in range(count)]
 
 
+def hashed_logprob(position: int, token: int) -> float:
+    """Of prompt token ``position``: between -1 and -0, no two alike by chance."""
+    return -zlib.crc32(f"{position} {token}".encode()) / (1 << 32)
+
+
 class NullExecutor:
     """Every step costs ``step_time_ns`` of virtual time. ``token_fn(request_id, branch, index)`` names the tokens.
 
     ``top_fn(request_id, known tokens, prompt tokens, count)`` gives beams ``count`` candidates, best first.
+    Log-probabilities of a prompt are ``hashed_logprob(position, token)``: deterministic, and different for each place.
     """
 
     name = "null"
+    scores_prompts = True
     eos_token_ids: tuple[int, ...] = ()
 
     def __init__(
@@ -52,11 +59,13 @@ class NullExecutor:
 
     def execute(self, plan: Plan) -> ExecuteResult:
         samples, token_fn = {}, self.token_fn
+        scores: dict[str, list[float]] = {}
         for chunk in plan.chunks:
-            n = chunk.num_samples
+            n, seq = chunk.num_samples, chunk.sequence
+            request = seq.request
+            if request.prompt_logprobs is not None:
+                scores[chunk.request_id] = [hashed_logprob(p + 1, seq.tokens[p + 1]) for p in chunk.scored]
             if n:
-                seq = chunk.sequence
-                request = seq.request
                 request_id, index = request.request_id, len(seq.tokens) - seq.num_prompt
                 if request.num_top:
                     samples[chunk.request_id] = Sample((), self._candidates(seq))
@@ -66,7 +75,7 @@ class NullExecutor:
                 else:
                     tokens = tuple([token_fn(request_id, branch, index) for branch in range(n)])
                 samples[chunk.request_id] = Sample(tokens)
-        return ExecuteResult(samples, self.step_time_ns)
+        return ExecuteResult(samples, self.step_time_ns, scores)
 
     def _candidates(self, seq: Sequence) -> tuple[tuple[int, float], ...]:
         """As a model would: of ``min_tokens`` the stop tokens are left out."""

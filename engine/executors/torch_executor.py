@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import Tensor
 from kvtop.engine.config import KV_DTYPES
 from kvtop.engine.errors import InvariantError, ModelError, UnknownName
 from kvtop.engine.executors import cpu_rewrite, torch_load
-from kvtop.engine.executors.models import ModelInfo, ResolvedModel, resolve
-from kvtop.engine.executors.sampling import SampleSpec, best, sample
+from kvtop.engine.executors.attention_paths import PATHS, check_attention, choose_attention
+from kvtop.engine.executors.gpu_graphs import Capture, CudaCapture, DecodeGraphs, capture_decodes
+from kvtop.engine.executors.models import ModelInfo, resolve
+from kvtop.engine.executors.prompt_scores import prompt_scores, scored_rows
+from kvtop.engine.executors.sampling import NO_TOKEN, SampleSpec, best, sample
 from kvtop.engine.executors.torch_batch import PagedBatch, Row
 from kvtop.engine.executors.torch_layout import ModelGroups, model_groups
 from kvtop.engine.executors.torch_pool import KVPool, LayerShape, bytes_per_block, check_fits, free_memory_bytes
@@ -29,18 +33,32 @@ from kvtop.kernels.cpu import jit
 class TorchExecutor:
     """Computes plans with a transformers model. ``load`` it, ``allocate`` its KV pool once, then ``execute``.
 
-    ``kv_dtype`` is how K and V are stored: auto (as they are computed), int8 or fp8.
+    ``kv_dtype`` is how K and V are stored: auto (as they are computed), int8 or fp8. ``attention`` is what reads and
+    writes them: auto, triton, cpu or torch (see ``attention_paths``). ``make_capture`` makes what captures decode-only
+    steps, once a pool; None: they are launched as any other step.
     """
 
     name = "torch"
+    scores_prompts = True
 
     def __init__(
-        self, model: Any, tokenizer: Any, info: ModelInfo, layers: list[LayerShape], kv_dtype: str = "auto"
+        self,
+        model: Any,
+        tokenizer: Any,
+        info: ModelInfo,
+        layers: list[LayerShape],
+        kv_dtype: str = "auto",
+        attention: str = "auto",
     ) -> None:
-        self.info, self.tokenizer, self.eos_token_ids = info, tokenizer, info.eos_token_ids
+        self.tokenizer, self.eos_token_ids = tokenizer, info.eos_token_ids
         self._model: Any = model
         self._layers = layers
-        self.kv_dtype = kv_dtype
+        self.kv_dtype, self._asked = kv_dtype, attention
+        self.attention = choose_attention(attention, model.device, model.dtype, layers, kv_dtype)
+        self.info = replace(info, attention=PATHS[self.attention])
+        captures = self.attention == "triton" and model.device.type == "cuda"
+        self.make_capture: Callable[[], Capture] | None = CudaCapture if captures else None
+        self._graphs: DecodeGraphs | None = None
         self.groups: ModelGroups = model_groups(layers)
         self._pool: KVPool | None = None
         self._host: KVPool | None = None
@@ -53,6 +71,7 @@ class TorchExecutor:
         device: str = "auto",
         dtype: str | None = None,
         kv_dtype: str = "auto",
+        attention: str = "auto",
         progress: torch_load.Progress | None = None,
     ) -> TorchExecutor:
         """Load a model by name or path, and see that paged attention reproduces it.
@@ -61,31 +80,36 @@ class TorchExecutor:
 
         Raises:
             ModelError: not found, broken, or not supported.
-            ConfigError: a device or dtype that is not there.
-            UnknownName: no such KV dtype.
+            ConfigError: a device or dtype that is not there, or attention that cannot be had on it, with the reason.
+            UnknownName: no such KV dtype or attention.
         """
         check_kv_dtype(kv_dtype)
+        check_attention(attention)
         report = progress or (lambda text, fraction: None)
         resolved, target = resolve(model), torch_load.choose_device(device)
+        choose_attention(attention, target, torch.float32, (), kv_dtype)  # before anything is loaded
         if target.type == "cpu":
             jit.prepare()
         loaded = torch_load.load(resolved, target, dtype, report)
         layers = probe_layers(loaded.model, resolved.name)
         own = own_logits(loaded.model, loaded.text_config.vocab_size)
-        info = _describe(resolved, loaded, layers, cpu_rewrite.rewrite(loaded.model))
-        check_against_own(loaded.model, layers, info.vocab_size, own, resolved.name)
-        return cls(loaded.model, loaded.tokenizer, info, layers).with_kv_dtype(kv_dtype)
+        info = torch_load.describe(resolved, loaded, layers, cpu_rewrite.rewrite(loaded.model))
+        check_against_own(loaded.model, layers, info.vocab_size, own, resolved.name, attention)
+        return cls(loaded.model, loaded.tokenizer, info, layers, "auto", attention).with_kv_dtype(kv_dtype)
 
-    def with_kv_dtype(self, kv_dtype: str) -> TorchExecutor:
+    def with_kv_dtype(self, kv_dtype: str, attention: str | None = None) -> TorchExecutor:
         """Another executor of the same weights, without a pool yet, that stores K and V as ``kv_dtype``.
+
+        ``attention`` None: what was asked for of this one.
 
         Raises:
             UnknownName: no such KV dtype.
+            ConfigError: the attention that was asked for does not read it.
         """
         check_kv_dtype(kv_dtype)
         per_token = bytes_per_block(self._layers, 1, self._model.dtype, kv_dtype)
         info = replace(self.info, kv_bytes_per_token=per_token)
-        return TorchExecutor(self._model, self.tokenizer, info, self._layers, kv_dtype)
+        return TorchExecutor(self._model, self.tokenizer, info, self._layers, kv_dtype, attention or self._asked)
 
     @property
     def vocab_size(self) -> int:
@@ -120,28 +144,57 @@ class TorchExecutor:
         """Memory left for blocks on the model's device."""
         return free_memory_bytes(self.device)
 
-    def allocate(self, num_blocks: int, block_size: int, host_blocks: int = 0, kv_groups: Windows = (None,)) -> None:
-        """Allocate the KV pool, and ``host_blocks`` more in host memory for preemption by swap.
+    def allocate(
+        self,
+        num_blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        kv_groups: Windows = (None,),
+        max_num_seqs: int | None = None,
+    ) -> None:
+        """Allocate the KV pool, and ``host_blocks`` more in host memory for preemption by swap and evicted prefixes.
 
-        ``kv_groups`` are the engine's: every layer reads the block table of its group. An earlier pool is given back
-        first.
+        ``kv_groups`` are the engine's: every layer reads the block table of its group. With ``max_num_seqs``, and where
+        there is what captures, decode-only steps of up to so many sequences are captured and replayed. An earlier pool
+        is given back first.
 
         Raises:
             ConfigError: not enough memory, with the numbers and what would fit; other groups than the model's.
         """
-        self._pool = self._host = None
+        self._pool = self._host = self._graphs = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what an earlier pool gave back is free for this one
         self._pool = self._new_pool(num_blocks, block_size, self.device, kv_groups)
         if host_blocks:
             self._host = self._new_pool(host_blocks, block_size, torch.device("cpu"), kv_groups)
+        said = ""
+        if max_num_seqs and self.make_capture:
+            self._graphs, said = capture_decodes(self._model, self._pool, self.make_capture(), max_num_seqs)
+        self.info = replace(self.info, attention=PATHS[self.attention] + said)
 
     def _new_pool(self, num_blocks: int, block_size: int, device: torch.device, kv_groups: Windows) -> KVPool:
         need = num_blocks * self.kv_bytes_per_block(block_size, kv_groups)
         check_fits(need, free_memory_bytes(device), num_blocks, block_size, device)
-        layout = self.groups.layout(kv_groups)
-        return KVPool(self._layers, num_blocks, block_size, self._model.dtype, device, layout, self.kv_dtype)
+        layout, swapped = self.groups.layout(kv_groups), device != self.device
+        attention = "torch" if swapped else self.attention
+        shape = (self._layers, num_blocks, block_size, self._model.dtype, device, layout, self.kv_dtype)
+        return KVPool(*shape, attention=attention, pinned=swapped)
+
+    def prepare(self) -> None:
+        """Do now what the first steps would have to wait for: capture decode steps of every size."""
+        if self._graphs:
+            with torch.inference_mode():
+                self._graphs.capture_all()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that captured steps take at the most."""
+        return self._graphs.bytes if self._graphs else 0
 
     def execute(self, plan: Plan) -> ExecuteResult:
         """Move and copy blocks, compute every chunk in one forward pass, sample; ``device_ns`` is the time it took.
+
+        On CUDA a step that samples nothing is not waited for: the next one that does takes the time of both.
 
         Raises:
             ModelError: the model produced NaN.
@@ -149,8 +202,8 @@ class TorchExecutor:
         begin_ns = time.perf_counter_ns()
         with torch.inference_mode():
             self._move_blocks(plan)
-            samples = self._compute(plan.chunks) if plan.chunks else {}
-        return ExecuteResult(samples, time.perf_counter_ns() - begin_ns)
+            samples, scores = self._compute(plan.chunks) if plan.chunks else ({}, {})
+        return ExecuteResult(samples, time.perf_counter_ns() - begin_ns, scores)
 
     def _move_blocks(self, plan: Plan) -> None:
         if plan.swap_out or plan.swap_in:
@@ -161,20 +214,32 @@ class TorchExecutor:
             self._host.swap_to(self.pool, plan.swap_in)
         else:
             self.pool.copy(plan.copies)
+        plan.moved = True
 
-    def _compute(self, chunks: list[Chunk]) -> dict[str, Sample]:
+    def _compute(self, chunks: list[Chunk]) -> tuple[dict[str, Sample], dict[str, list[float]]]:
+        """What the chunks sample, and the log-probabilities of prompt tokens that they ask for."""
         rows = [Row(i, c.tokens, c.start, *_tables(c)) for i, c in enumerate(chunks)]
+        if self._graphs and self._graphs.fits(rows) and all(c.num_samples and not c.scored for c in chunks):
+            logits, order = self._graphs.logits(rows)
+            return self._sample(logits, [chunks[i] for i in order]), {}
         batch = PagedBatch(self.pool, rows)
         keep, order = batch.last_rows({i for i, c in enumerate(chunks) if c.num_samples})
+        asked = scored_rows(batch.rows, chunks)
+        if asked:
+            keep = torch.cat([keep, torch.tensor(asked, device=keep.device)])
         logits = forward(self._model, batch, batch.input_ids, batch.position_ids, keep)
         if batch.layers_seen != len(self._layers):
             raise InvariantError(f"attention ran {batch.layers_seen} times, the model has {len(self._layers)} layers")
-        if not order:
+        scores = prompt_scores(logits[len(order) :], chunks) if asked else {}
+        return self._sample(logits[: len(order)], [chunks[i] for i in order]), scores
+
+    def _sample(self, logits: Tensor, sampled: list[Chunk]) -> dict[str, Sample]:
+        if not sampled:
             return {}
-        sampled = [chunks[i] for i in order]
-        _check_finite(logits, sampled)
         specs = [_spec(c) for c in sampled]
         tokens = sample(logits, specs, self.eos_token_ids)
+        if broken := [c.request_id for c, drawn in zip(sampled, tokens, strict=True) if NO_TOKEN in drawn]:
+            raise ModelError(f"the model produced NaN logits for {', '.join(broken)}")
         samples = {c.request_id: Sample(t) for c, t in zip(sampled, tokens, strict=True)}
         beams = [i for i, c in enumerate(sampled) if c.num_top]
         if beams:
@@ -205,7 +270,7 @@ class TorchExecutor:
 
     def close(self) -> None:
         """Give the memory back; the executor cannot be used afterwards."""
-        self._pool = self._host = self._model = None
+        self._pool = self._host = self._graphs = self._model = None
 
 
 def check_kv_dtype(kv_dtype: str) -> None:
@@ -223,41 +288,4 @@ def _spec(chunk: Chunk) -> SampleSpec:
     sequence = chunk.sequence
     return SampleSpec(
         sequence.params, sequence.request.submission, sequence.branch, sequence.num_output, chunk.num_samples
-    )
-
-
-def _check_finite(logits: Tensor, chunks: list[Chunk]) -> None:
-    """NaN anywhere in a row shows in its maximum."""
-    broken = logits.amax(-1).isnan()
-    if broken.any():
-        names = [c.request_id for c, bad in zip(chunks, broken.tolist(), strict=True) if bad]
-        raise ModelError(f"the model produced NaN logits for {', '.join(names)}")
-
-
-def _describe(
-    resolved: ResolvedModel, loaded: torch_load.LoadedModel, layers: list[LayerShape], computed_by: str
-) -> ModelInfo:
-    model, text = loaded.model, loaded.text_config
-    parameters = list(model.parameters())
-    eos: set[int] = set()
-    for source in (model.generation_config, text, loaded.tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        eos.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    dtype: torch.dtype = model.dtype
-    return ModelInfo(
-        name=resolved.name,
-        device=str(model.device),
-        dtype=torch_load.DTYPE_NAMES.get(dtype, str(dtype)),
-        vocab_size=text.vocab_size,
-        max_model_len=getattr(text, "max_position_embeddings", None),
-        eos_token_ids=tuple(sorted(eos)),
-        num_params=sum(p.numel() for p in parameters),
-        num_layers=len(layers),
-        num_kv_heads=layers[0].kv_heads,
-        head_dim=layers[0].k_dim,
-        kv_bytes_per_token=bytes_per_block(layers, 1, dtype),
-        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        fallback_from=resolved.fallback_from,
-        notices=tuple(loaded.notices),
-        computed_by=computed_by,
     )

@@ -13,9 +13,10 @@ import torch
 
 from kvtop.engine.errors import ConfigError, ModelError, UnknownName
 from kvtop.engine.executors import gguf_convert, model_cache, torch_attention
-from kvtop.engine.executors.models import SMOLLM2_INSTALL, ResolvedModel
+from kvtop.engine.executors.models import SMOLLM2_INSTALL, ModelInfo, ResolvedModel
 from kvtop.engine.executors.quiet import one_line, quiet
 from kvtop.engine.executors.tiny_llama import tiny_llama
+from kvtop.engine.executors.torch_pool import LayerShape, bytes_per_block
 
 Progress = Callable[[str, float | None], None]
 
@@ -171,6 +172,34 @@ def _from_pretrained(
     if missing:  # transformers would go on with random values
         raise ModelError(f"{shown}: the weight files lack {len(missing)} tensors, the first is {missing[0]}")
     return model.to(device)
+
+
+def describe(resolved: ResolvedModel, loaded: LoadedModel, layers: list[LayerShape], modules: str) -> ModelInfo:
+    """Facts about a loaded model; ``modules`` says what runs its layers."""
+    model, text = loaded.model, loaded.text_config
+    parameters = list(model.parameters())
+    eos: set[int] = set()
+    for source in (model.generation_config, text, loaded.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        eos.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    dtype: torch.dtype = model.dtype
+    return ModelInfo(
+        name=resolved.name,
+        device=str(model.device),
+        dtype=DTYPE_NAMES.get(dtype, str(dtype)),
+        vocab_size=text.vocab_size,
+        max_model_len=getattr(text, "max_position_embeddings", None),
+        eos_token_ids=tuple(sorted(eos)),
+        num_params=sum(p.numel() for p in parameters),
+        num_layers=len(layers),
+        num_kv_heads=layers[0].kv_heads,
+        head_dim=layers[0].k_dim,
+        kv_bytes_per_token=bytes_per_block(layers, 1, dtype),
+        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        fallback_from=resolved.fallback_from,
+        notices=tuple(loaded.notices),
+        modules=modules,
+    )
 
 
 def _tokenizer(folder: Path, shown: str) -> Any:

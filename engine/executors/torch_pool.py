@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvtop.engine.errors import ConfigError
+from kvtop.engine.executors.attention_paths import choose_attention
+from kvtop.engine.executors.indices import Indices, TableRows
 from kvtop.engine.windows import Windows
-from kvtop.kernels.cpu import jit, ops
-from kvtop.kernels.paged_torch import Pool, copy_blocks, swap_blocks
+from kvtop.kernels.dispatch import kernel
+from kvtop.kernels.paged_torch import Pool
 from kvtop.kernels.quant import SCALE_DTYPE, QuantisedPool
 
 MIB = 1 << 20
@@ -60,7 +63,11 @@ class KVPool:
 
     ``k`` and ``v`` are by layer; layers of different KV groups that have the same slot share its tensors. ``dtype`` is
     the precision attention computes in. With ``kv_dtype`` int8 or fp8 the tensors hold values to be scaled, and only
-    ``stores`` says everything; ``tensors`` are all there are, scales included.
+    ``stores`` says everything; ``tensors`` are all there are, scales included. ``attention`` names what reads and
+    writes them (see ``attention_paths``). ``pinned``: host memory that a CUDA device reads and writes itself.
+
+    Raises:
+        ConfigError: attention that cannot be had for these blocks.
     """
 
     def __init__(
@@ -72,10 +79,14 @@ class KVPool:
         device: torch.device,
         layout: KVLayout | None = None,
         kv_dtype: str = "auto",
+        attention: str = "auto",
+        pinned: bool = False,
     ) -> None:
         self.num_blocks, self.block_size, self.dtype, self.device = num_blocks, block_size, dtype, device
         self.layout = layout = layout or one_group(layers)
-        self.kv_dtype = kv_dtype
+        self.layers, self.kv_dtype, self.pinned = tuple(layers), kv_dtype, pinned
+        self.attention = choose_attention(attention, device, dtype, layout.slots, kv_dtype)
+        self.tables = TableRows()
         self.tensors: list[Tensor] = []
 
         stores = [(self._store(s.kv_heads, s.k_dim), self._store(s.kv_heads, s.v_dim)) for s in layout.slots]
@@ -84,17 +95,9 @@ class KVPool:
         self.k = {layer: self.slots[slot][0] for layer, slot in layout.slot_of.items()}
         self.v = {layer: self.slots[slot][1] for layer, slot in layout.slot_of.items()}
 
-        self.in_place = self._read_in_place()
-
     @property
     def quantised(self) -> bool:
         return self.kv_dtype != "auto"
-
-    def _read_in_place(self) -> bool:
-        """Whether kvtop's CPU kernels read and write these blocks; else torch operations do, on gathered copies."""
-        if self.quantised or self.device.type != "cpu" or self.dtype != torch.float32 or jit.missing():
-            return False
-        return all(ops.fits(slot.k_dim, slot.v_dim) for slot in self.layout.slots)
 
     def _store(self, heads: int, dim: int) -> Pool:
         """K or V of one slot."""
@@ -104,24 +107,46 @@ class KVPool:
         return QuantisedPool(values, self._zeros(heads, self.block_size, dtype=SCALE_DTYPE), self.kv_dtype, self.dtype)
 
     def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        self.tensors.append(torch.zeros(self.num_blocks, *shape, dtype=dtype, device=self.device))
+        shape = (self.num_blocks, *shape)
+        self.tensors.append(torch.zeros(shape, dtype=dtype, device=self.device, pin_memory=self.pinned))
         return self.tensors[-1]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, destination), with the effect of doing them one after the other."""
-        for sources, destinations in independent_runs(copies):
-            src = torch.tensor(sources, device=self.device)
-            dst = torch.tensor(destinations, device=self.device)
+        if not copies:
+            return
+        copy_blocks = kernel("copy_blocks", self._backend)
+        runs = independent_runs(copies)
+        ids = self._ids(*(blocks for run in runs for blocks in run))
+        for i in range(len(runs)):
             for tensor in self.tensors:
-                copy_blocks(tensor, src, dst)
+                copy_blocks(tensor, ids[2 * i], ids[2 * i + 1])
 
     def swap_to(self, other: KVPool, moves: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (block here, block there) into another pool of the same layers: device to host, or back."""
+        """Copy blocks (block here, block there) into another pool of the same layers: device to host, or back.
+
+        On CUDA nothing waits: the copies are in the order of the device's stream, as is every step that reads the
+        blocks afterwards, here or on their way back. The host itself never looks at them.
+        """
         if not moves:
             return
-        here, there = (torch.tensor(ids) for ids in zip(*moves, strict=True))
+        at = self if other.device.type == "cpu" else other  # the pool on the device, if one of them is
+        swap_blocks = kernel("swap_blocks", at._backend)
+        ids = at._ids(*zip(*moves, strict=True))
         for tensor, elsewhere in zip(self.tensors, other.tensors, strict=True):
-            swap_blocks(tensor, here, elsewhere, there)
+            swap_blocks(tensor, ids[0], elsewhere, ids[1])
+
+    @property
+    def _backend(self) -> str:
+        """Whose operations move whole blocks."""
+        return "triton" if self.attention == "triton" else "torch"
+
+    def _ids(self, *lists: Sequence[int]) -> list[Tensor]:
+        """Block ids on the device, all of them in one copy."""
+        indices = Indices(self.device)
+        for i, blocks in enumerate(lists):
+            indices.add(i, np.asarray(blocks, dtype=np.int64))
+        return [indices[i] for i in range(len(lists))]
 
 
 def independent_runs(copies: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:

@@ -74,7 +74,12 @@ def check_prompts(vocab_size: int) -> list[list[int]]:
 
 
 def check_against_own(
-    model: Any, layers: Sequence[LayerShape], vocab_size: int, own: Sequence[Tensor], name: str
+    model: Any,
+    layers: Sequence[LayerShape],
+    vocab_size: int,
+    own: Sequence[Tensor],
+    name: str,
+    attention: str = "auto",
 ) -> None:
     """Two packed sequences over a poisoned, shuffled pool must give ``own``, the model's logits as it came.
 
@@ -82,7 +87,7 @@ def check_against_own(
         ModelError: they differ: this model does something with positions or masks that paging does not carry over.
     """
     prompts = check_prompts(vocab_size)
-    pool = KVPool(layers, 4, CHECK_BLOCK_SIZE, model.dtype, model.device)
+    pool = KVPool(layers, 4, CHECK_BLOCK_SIZE, model.dtype, model.device, attention=attention)
     for tensor in (*pool.k.values(), *pool.v.values()):
         tensor.fill_(float("nan"))
     tables, paged = [[2, 0], [3]], []

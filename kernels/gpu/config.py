@@ -52,8 +52,9 @@ def decode_config(
     tile = min(128, max(16, elements // next_power(dim)))
     programs = max(1, num_seqs * kv_heads)
     wanted = max(-(-num_processors * PROGRAMS_PER_PROCESSOR // programs), -(-max_keys // MAX_SPLIT_TOKENS))
-    useful = -(-max_keys // MIN_SPLIT_TOKENS)
-    splits = max(1, min(wanted, useful, MAX_SPLITS))
+    useful = max(1, -(-max_keys // MIN_SPLIT_TOKENS))
+    # Powers of two: kernels are compiled for each number of splits, and lengths change all the time.
+    splits = min(next_power(wanted), 1 << useful.bit_length() - 1, MAX_SPLITS)
     stages = 4 if itemsize == 1 else 3  # as many bytes under way from smaller elements
     return DecodeConfig(tile, splits, max(1, MIN_SPLIT_TOKENS // tile), num_stages=stages)
 

@@ -198,7 +198,8 @@ def result_text(summary: RunSummary) -> str:
     """The few figures that fit one line."""
     return (
         f"{summary.num_ok}/{summary.num_requests} ok, TTFT p50 {format_ns(summary.ttft.p50)}, "
-        f"{significant(summary.output_tokens_s)} output tokens/s, hit rate {percent(summary.hit_rate)}, "
+        f"{significant(summary.output_tokens_s)} output tokens/s, hit rate {percent(summary.hit_rate)}"
+        f"{'' if summary.host_hit_rate is None else f' + {percent(summary.host_hit_rate)} host'}, "
         f"{summary.preemptions} preemptions, {format_ns(summary.duration_ns)}"
     )
 

@@ -71,10 +71,14 @@ def _sum(column: Column, attribute: str) -> int:
     return sum(getattr(run, attribute) for run in column.runs)
 
 
+_WHERE_MEASURED = ("busy_output_tokens_s", "host_hit_rate")
+"""Rows that are left out where no run has a value; the others say that there is none."""
+
+
 def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[list[str]]:
     columns, last_family = comparison.columns, ""
     for measure in measures:
-        if all(column.value(measure) is None for column in columns) and measure.key == "busy_output_tokens_s":
+        if measure.key in _WHERE_MEASURED and all(column.value(measure) is None for column in columns):
             continue
         family = measure.label.rpartition(" ")[0]
         if measure.n is not None and family != last_family:

@@ -61,6 +61,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--preemption", metavar="MODE", help="recompute (default), or swap to host memory")
     engine.add_argument("--host-blocks", metavar="N", type=count, help="blocks in host memory, for --preemption swap")
     engine.add_argument(
+        "--host-cache-blocks", metavar="N", type=count,
+        help="further blocks in host memory, for prefixes evicted from the cache (default: they are lost)",
+    )  # fmt: skip
+    engine.add_argument(
         "--policy-param", action="append", default=[], metavar="NAME=VALUE",
         help="a parameter of the queue policy, e.g. aging_steps=64 (may be repeated)",
     )  # fmt: skip
@@ -117,6 +121,7 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
         "eviction": args.eviction,
         "preemption": args.preemption,
         "host_blocks": args.host_blocks,
+        "host_cache_blocks": args.host_cache_blocks,
         "victim": args.victim,
         "batch_policy": args.batch_policy,
         "kv_dtype": None if args.kv_dtype == "auto" else args.kv_dtype,

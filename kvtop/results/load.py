@@ -48,7 +48,13 @@ class Run:
         return path if path.exists() else None
 
     def _scan(self, name: str) -> pl.LazyFrame:
-        return pl.scan_parquet(self.path / f"{name}.parquet")
+        """Columns that an older schema did not have are null."""
+        table = pl.scan_parquet(self.path / f"{name}.parquet")
+        if self.manifest.get("schema_version") == RESULTS_SCHEMA_VERSION:
+            return table
+        there = table.collect_schema()
+        absent = {column: kind for column, kind in SCHEMAS[name].items() if column not in there}
+        return table.with_columns(pl.lit(None, dtype=kind).alias(column) for column, kind in absent.items())
 
 
 def open_run(run_dir: str | os.PathLike[str]) -> Run:

@@ -12,8 +12,8 @@ from kvtop.results.schema import REQUESTS
 _COPIED = (
     "req_index", "request_id", "turn", "priority", "n", "prompt_tokens", "requested_output_tokens", "output_tokens",
     "t_sched_ns", "t_submit_ns", "t_first_sched_ns", "t_first_token_ns", "t_last_token_ns", "t_done_ns", "tpot_ns",
-    "itl_max_ns", "hit_tokens", "restored_tokens", "recomputed_tokens", "num_preemptions", "preempted_ns",
-    "queue_total_ns", "peak_blocks", "shared_blocks_saved",
+    "itl_max_ns", "hit_tokens", "host_hit_tokens", "restored_tokens", "recomputed_tokens", "num_preemptions",
+    "preempted_ns", "queue_total_ns", "peak_blocks", "shared_blocks_saved",
 )  # fmt: skip
 _TEXTS = ("session_id", "parent_request_id", "tenant", "miss_reason", "finish_reason")
 
@@ -28,6 +28,7 @@ class _Live:
     t_last_token_ns: int | None = None
     output_tokens: int = 0
     hit_tokens: int | None = None
+    host_hit_tokens: int = 0
     miss_reason: str | None = None
     num_preemptions: int = 0
     last_token_ns: dict[str, int] = field(default_factory=dict)  # by sequence id
@@ -79,7 +80,7 @@ class RequestRows:
 
 _NEVER_QUEUED = (
     "output_tokens", "restored_tokens", "recomputed_tokens", "num_preemptions", "preempted_ns", "queue_total_ns",
-    "peak_blocks", "shared_blocks_saved", "hit_tokens",
+    "peak_blocks", "shared_blocks_saved", "hit_tokens", "host_hit_tokens",
 )  # fmt: skip
 """Measures of a request that never entered the queue: null, not 0."""
 
@@ -118,6 +119,7 @@ def _cut_off(live: _Live) -> dict[str, Any]:
     row |= {"t_first_token_ns": live.t_first_token_ns, "t_last_token_ns": live.t_last_token_ns}
     row |= {"output_tokens": live.output_tokens, "hit_tokens": live.hit_tokens, "miss_reason": live.miss_reason}
     row |= {"num_preemptions": live.num_preemptions, "itl_max_ns": live.itl_max_ns}
+    row["host_hit_tokens"] = None if live.hit_tokens is None else live.host_hit_tokens
     return row
 
 
@@ -132,9 +134,15 @@ def _emitted(live: _Live, seq_id: str, count: int, t_ns: int) -> None:
     live.output_tokens += count
 
 
+def _fold_host_hit(live: _Live, decision: tuple[Any, ...], event: StepEvent) -> None:
+    """Of an admission, before its lookup: a later one restores what was lost and is no hit."""
+    if live.hit_tokens is None:
+        live.host_hit_tokens = decision[2]
+
+
 def _fold_lookup(live: _Live, decision: tuple[Any, ...], event: StepEvent) -> None:
     if live.hit_tokens is None:
-        live.hit_tokens, live.miss_reason = decision[2], decision[3]
+        live.hit_tokens, live.miss_reason = decision[2] - live.host_hit_tokens, decision[3]
 
 
 def _fold_chunk(live: _Live, decision: tuple[Any, ...], event: StepEvent) -> None:
@@ -146,4 +154,4 @@ def _fold_preempted(live: _Live, decision: tuple[Any, ...], event: StepEvent) ->
     live.num_preemptions += 1
 
 
-_FOLDS = {"lookup": _fold_lookup, "chunk": _fold_chunk, "preempted": _fold_preempted}
+_FOLDS = {"host_hit": _fold_host_hit, "lookup": _fold_lookup, "chunk": _fold_chunk, "preempted": _fold_preempted}

@@ -48,8 +48,8 @@ REQUESTS: Schema = _schema(
     "run_id req_index request_id session_id turn parent_request_id group tenant class priority n prompt_tokens "
     "requested_output_tokens output_tokens t_sched_ns t_submit_ns t_first_sched_ns t_first_token_ns t_last_token_ns "
     "t_done_ns lag_ns queue_first_ns queue_total_ns prefill_ns ttft_ns ttft_submit_ns tpot_ns e2e_ns itl_max_ns "
-    "hit_tokens ideal_hit_tokens miss_reason restored_tokens recomputed_tokens num_preemptions preempted_ns "
-    "peak_blocks shared_blocks_saved finish_reason status phase slo_ok",
+    "hit_tokens host_hit_tokens ideal_hit_tokens miss_reason restored_tokens recomputed_tokens num_preemptions "
+    "preempted_ns peak_blocks shared_blocks_saved finish_reason status phase slo_ok",
     **_typed(
         TEXT, "run_id request_id session_id parent_request_id group tenant class miss_reason finish_reason status phase"
     ),
@@ -60,7 +60,8 @@ STEPS: Schema = _schema(
     INT,
     "run_id step t_start_ns t_planned_ns t_done_ns device_ns predicted_ns num_running num_waiting prefill_tokens "
     "decode_tokens used_blocks idle_blocks fresh_blocks in_transfer_blocks filled_slots reserved_unused_slots "
-    "query_tokens hit_tokens evictions preemptions copies admitted finished waiting_reason head_of_line",
+    "host_cached_blocks query_tokens hit_tokens host_hit_tokens evictions preemptions copies admitted finished "
+    "waiting_reason head_of_line",
     **_typed(TEXT, "run_id waiting_reason head_of_line"),
 )
 
@@ -85,8 +86,11 @@ DEFINITIONS: dict[str, str] = {
     "e2e_ns": "t_done - t_sched",
     "itl_max_ns": "largest gap between two tokens of one branch; a step of k tokens makes k gaps of gap / k",
     "hit_tokens": "tokens taken from the prefix cache at first admission, at most prompt - 1; null: never admitted",
+    "host_hit_tokens": "tokens taken at first admission from evicted prefixes in host memory, beside hit_tokens",
+    "host_cached_blocks": "host blocks in use for evicted prefixes",
     "restored_tokens": "tokens taken from the prefix cache after a preemption",
     "recomputed_tokens": "positions computed again after a preemption",
+    "preempted_ns": "time from each preemption to the next admission, summed; what is computed again comes after it",
     "peak_blocks": "most table entries held at once by a branch, summed over the branches",
     "shared_blocks_saved": "most table entries at once without a block of their own (hits in use, forks)",
     "head_of_line": "sequence at the head of the queue that was refused in the step: everyone behind it waits for it",

@@ -184,6 +184,16 @@ def _swap_in(pool: PoolState, sequences: Sequences, decision: Decision, step: in
         fill(pool, table, start, end)
 
 
+def _host_load(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    """A block that the sequence has just been given is filled from the host tier: it follows what was found before."""
+    _, seq_id, _, block, _ = decision
+    pool.filled[block] = pool.block_size
+    pool.dirty.add(block)
+    seq = sequences.get(seq_id)
+    if seq is not None:
+        seq.num_computed += pool.block_size
+
+
 def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
     """Positions ``start .. end - 1`` of the sequence with this table are written."""
     size, filled = pool.block_size, pool.filled
@@ -207,6 +217,7 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
     "pin": _pin,
     "unpin": _unpin,
     "swap_in": _swap_in,
+    "host_load": _host_load,
 }
 
 

@@ -112,7 +112,7 @@ def _share(state: RunState, event: StepEvent, decision: Decision) -> None:
         log.add_share(decision, event.step)
 
 
-def _copy(state: RunState, event: StepEvent, decision: Decision) -> None:
+def _beside_own(state: RunState, event: StepEvent, decision: Decision) -> None:
     log = _log_of(state, decision[1])
     if log is not None:
         log.add_beside(Entry(event.step, decision))
@@ -132,6 +132,7 @@ def _evict(state: RunState, event: StepEvent, decision: Decision) -> None:
 KEEP: dict[str, Keep] = {
     "arrived": _arrived,
     "rejected": _rejected,
+    "host_hit": _beside_own,
     "lookup": _lookup,
     "admitted": _own,
     "resumed": _own,
@@ -144,7 +145,7 @@ KEEP: dict[str, Keep] = {
     "finished": _ended,
     "aborted": _ended,
     "share": _share,
-    "copy": _copy,
+    "copy": _beside_own,
     "publish": _publish,
     "evict": _evict,
 }

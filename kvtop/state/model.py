@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtop.engine.events import Decision, RequestEvent, StepEvent
+from kvtop.engine.events import RequestEvent, StepEvent
 from kvtop.engine.types import NULL_BLOCK
 from kvtop.state.request_logs import Entry, RequestLogs
 

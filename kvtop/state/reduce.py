@@ -73,14 +73,20 @@ def _step(state: RunState, event: StepEvent) -> None:
     _remember(state, event)
 
 
+_ADDED_UP = (
+    "query_tokens", "hit_tokens", "host_hit_tokens", "evictions", "preemptions", "copies", "prefill_tokens",
+    "decode_tokens",
+)  # fmt: skip
+
+
 def _count(totals: dict[str, int], event: StepEvent, notes: StepNotes) -> None:
-    for name in ("query_tokens", "hit_tokens", "evictions", "preemptions", "copies", "prefill_tokens", "decode_tokens"):
+    for name in _ADDED_UP:
         totals[name] = totals.get(name, 0) + getattr(event, name)
     add(totals, "computed_tokens", notes.computed)
     add(totals, "recomputed_tokens", notes.recomputed)
     totals["used"], totals["idle"] = event.used_blocks, event.idle_blocks
     totals["fresh"], totals["in_transfer"] = event.fresh_blocks, event.in_transfer_blocks
-    totals["host_used"] = event.host_blocks
+    totals["host_used"], totals["host_cached"] = event.host_blocks, event.host_cached_blocks
 
 
 def _remember(state: RunState, event: StepEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import ClassVar, Protocol
 from textual.app import App
 from textual.binding import Binding
 
-from kvtop.engine.events import Command, Event, Pause, Resume, RunEnded, Step
+from kvtop.engine.events import Command, Event, Keyframe, Pause, Resume, RunEnded, Step
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
 from kvtop.tui.frame import Frame, Sharing, has_ended
@@ -135,6 +136,11 @@ class KvtopApp(App[None]):
 
     def _fold(self, event: Event) -> None:
         self.state = reduce(self.state, event)
+        if isinstance(event, Keyframe):
+            # A large pool is hundreds of thousands of objects that stay: looking through them again and again for
+            # garbage would hold up a frame for a tenth of a second.
+            gc.collect()
+            gc.freeze()
         self._clock_base = (self.state.t_ns, time.monotonic())
         if isinstance(event, RunEnded):
             self._end = event

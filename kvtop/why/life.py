@@ -37,13 +37,14 @@ class Life:
         self.back: Return | None = None
         self.lookup: Row | None = None
         self.num_hits = 0  # blocks found in the cache by the admission being told
+        self.host_hit_tokens = 0  # found in the host tier by it
         self.children: dict[str, int] = {}  # born in step ``born_step``: blocks each shares
         self.born_step = -1
         self.copies: list[Row] = []
         self.evictions: list[Row] = []
         self.victims: list[Row] = []  # preempted for this one
         self.switched: list[Row] = []  # own blocks given up for equal ones
-        self.num_preemptions = self.lost_ns = 0
+        self.num_preemptions = self.lost_ns = self.lost_tokens = 0
         self.num_chosen = 0  # steps in which its group chose, a beam's tokens are in no other sense emitted
         self.restarts: list[Row] = []  # it was not chosen, and went on as a branch of another beam
         self.ended = False
@@ -86,6 +87,9 @@ class Life:
     def looked_up(self, row: Row) -> None:
         self.lookup = row
 
+    def hit_in_host(self, row: Row) -> None:
+        self.host_hit_tokens = row["num_tokens"]
+
     def shared(self, row: Row) -> None:
         if row["reason"] == "hit":
             self.num_hits += 1
@@ -97,12 +101,19 @@ class Life:
         self._end_wait(step)
         cached = (lookup["num_tokens"] or 0) if lookup else 0
         self.say("admitted", step, self.log.start(step), lines.admission(row, cached, self.num_hits))
+        from_host, self.host_hit_tokens = self.host_hit_tokens, 0
         self.num_computed, self.num_hits = cached, 0
         if lookup is not None:
             reason, other, age = str(lookup["reason"]), lookup.get("other"), lookup.get("age_steps")
             size = self.log.facts.run.get("block_size_tokens")
-            text = match_end(reason, cached, row["num_tokens"], other, age, size)
-            numbers = {"cached_tokens": cached, "miss_reason": reason, "other": other, "evicted_steps_ago": age}
+            text = match_end(reason, cached, row["num_tokens"], other, age, size, from_host)
+            numbers = {
+                "cached_tokens": cached,
+                "host_hit_tokens": from_host,
+                "miss_reason": reason,
+                "other": other,
+                "evicted_steps_ago": age,
+            }
             self.say("prefix", step, self.log.start(step), (text, numbers))
 
     def resumed(self, row: Row) -> None:
@@ -110,9 +121,9 @@ class Life:
         if (back := self.back) is not None:
             back.resumed = row["step"]
             size = self.log.facts.run.get("block_size_tokens") or 0
-            self.num_computed = back.restored = back.host_tokens or self.num_hits * size
+            self.num_computed = back.restored = back.host_tokens or self.num_hits * size + self.host_hit_tokens
             self.gaps_from = len(self.emitted)
-        self.num_hits = 0
+        self.num_hits = self.host_hit_tokens = 0
 
     def _end_wait(self, until_step: int | None, t_until_ns: int | None = None) -> None:
         """Tell the wait that ends at the start of ``until_step`` (None: that lasts to the end of what is known)."""
@@ -205,7 +216,7 @@ class Life:
         self.say("preempted", step, self.log.start(step), lines.preemption(row, self.seq_id, host_tokens))
         target = max(self.num_computed, before.target if before else 0)
         self.back = Return(step, target, str(row["other"]), host_tokens=host_tokens)
-        self.num_computed = self.num_hits = 0
+        self.num_computed = self.num_hits = self.host_hit_tokens = 0
         self.wait = Wait(self.seq_id, step, None, self.log.start(step), None, preempted=True)
 
     def _back_again(self, step: int, *, again: bool = False) -> None:
@@ -215,7 +226,9 @@ class Life:
         assert back.resumed is not None
         away = minus(self.log.start(back.resumed), self.log.start(back.step))
         lost = minus(self.log.done(step), self.log.done(back.step))
-        self.lost_ns += 0 if back.born else lost or 0
+        if not back.born:
+            self.lost_ns += lost or 0
+            self.lost_tokens += back.recomputed
         said = lines.way_back(back, away, lost, step, again=again)
         self.say("resumed", back.resumed, self.log.start(back.resumed), said)
         self.back = None
@@ -316,11 +329,13 @@ class Life:
         text += " while it waited" if waiting else ""
         text += f", E2E {format_ns(e2e)}" if e2e is not None else ""
         if self.num_preemptions:
-            text += f", of which {format_ns(self.lost_ns)} lost to {many(self.num_preemptions, 'preemption')}"
+            tokens = f"; {many(self.lost_tokens, 'token')} computed again" if self.lost_tokens else ""
+            text += f", of which {format_ns(self.lost_ns)} lost to {many(self.num_preemptions, 'preemption')}{tokens}"
             text += " since the log begins" if self.late else ""
         numbers: dict[str, Any] = {"reason": reason, "output_tokens": row["num_tokens"] or 0, "e2e_ns": e2e}
         numbers |= {"state": "waiting" if waiting else "running", **self._gaps(self.emitted).as_json()}
         numbers |= {"num_preemptions": self.num_preemptions, "lost_ns": self.lost_ns}
+        numbers["lost_tokens"] = self.lost_tokens
         self.say("ended", step, t_ns, (text, numbers))
         self.ended = True
 
@@ -348,6 +363,7 @@ _HANDLERS: dict[str, Callable[[Life, Row], None]] = {
     "arrived": Life.arrived,
     "rejected": Life.rejected,
     "lookup": Life.looked_up,
+    "host_hit": Life.hit_in_host,
     "share": Life.shared,
     "admitted": Life.admitted,
     "resumed": Life.resumed,

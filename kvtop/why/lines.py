@@ -188,7 +188,8 @@ def way_back(back: Return, away_ns: int | None, lost_ns: int | None, until: int,
     )
     text += f" in {many(back.num_chunks, 'chunk')}" if back.recomputed else ""
     if lost_ns is not None:
-        text += f"; {format_ns(lost_ns)} lost in all" + (" and not yet back where it was" if again else "")
+        tokens = f"{many(back.recomputed, 'token')} and " if back.recomputed and not back.born else ""
+        text += f"; lost {tokens}{format_ns(lost_ns)}" + (", and not yet back where it was" if again else "")
     numbers = {
         "preempted_step": None if back.born else back.step,
         "other": back.other or None,

@@ -75,12 +75,17 @@ def _budget(need: int, have: int, run: Mapping[str, Any]) -> str:
 
 
 def match_end(
-    reason: str, cached: int, prompt: int, other: str | None, age_steps: int | None, block_size: int | None
-) -> str:
-    """Where the prefix match of an admission ended, and why."""
+    reason: str, cached: int, prompt: int, other: str | None, age_steps: int | None, block_size: int | None,
+    from_host: int = 0,
+) -> str:  # fmt: skip
+    """Where the prefix match of an admission ended, and why. ``from_host``: of ``cached``, what the host tier had."""
     found = f"prefix: {cached:,} of {many(prompt, 'prompt token')} found in the cache"
+    if from_host:
+        found += f", {'all' if from_host == cached else f'{from_host:,}'} of them in host memory"
     if reason == "cache_off":
         return "prefix: nothing looked up, prefix caching is off"
+    if reason == "prompt_logprobs":
+        return "prefix: nothing looked up, all of a prompt is computed whose logprobs are asked for"
     if reason == "last_token":
         if not cached and block_size and prompt <= block_size:
             return f"prefix: nothing to find, the prompt has no full block of {block_size:,} before its last token"

@@ -41,7 +41,7 @@ def test_runs_that_cannot_be_compared_are_refused(
 
 
 def test_a_run_against_itself_is_the_same_in_every_row(tmp_path: Path) -> None:
-    run = simple_run(tmp_path / "one")
+    run = simple_run(tmp_path / "one", host_cache_blocks=4)
     comparison = compare_paths([run, run])[0]
     assert len(comparison.columns) == 2
     labels = [column.label for column in comparison.columns]

@@ -141,6 +141,18 @@ def test_hit_rate_counts_each_prompt_once(tmp_path: Path) -> None:
     assert run.hit_rate == pytest.approx(8 / 18)
 
 
+def test_hits_of_the_host_tier_stand_beside_those_of_the_device(tmp_path: Path) -> None:
+    ends = [
+        finished("a", 0, tokens=[10, 20], prompt=9, hit=0),
+        finished("b", 1, tokens=[10, 20], prompt=9, hit=4, host_hit_tokens=3),
+    ]
+    steps = steps_of({"a": [10, 20], "b": [10, 20]})
+    run = load_run(make_run(tmp_path / "run", [*steps, *ends], host_cache_blocks=8))
+    assert (run.hit_rate, run.host_hit_rate) == (pytest.approx(4 / 18), pytest.approx(3 / 18))
+    without = load_run(make_run(tmp_path / "without", [*steps, finished("a", 0, tokens=[10, 20], hit=0)]))
+    assert without.host_hit_rate is None
+
+
 def test_hit_rate_is_null_with_caching_off_and_without_prompts(tmp_path: Path) -> None:
     end = finished("a", 0, tokens=[10, 20], hit=0)
     off = load_run(make_run(tmp_path / "off", [*steps_of({"a": [10, 20]}), end], prefix_caching=False))

@@ -36,7 +36,8 @@ def make_engine(num_blocks: int = 8, block_size: int = 4, *, executor: Any = Non
 
 
 SAMPLING = (
-    "n", "min_tokens", "stop_token_ids", "ignore_eos", "forced_output", "num_beams", "length_penalty", "early_stopping",
+    "n", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs", "forced_output", "num_beams",
+    "length_penalty", "early_stopping",
 )  # fmt: skip
 
 
@@ -148,20 +149,34 @@ def expected_answers(prompt: list[int], params: SamplingParams, limit: int) -> l
         beams = [[*beams[pick.parent], pick.token] for pick in picks]
 
 
+def score_after(tokens: list[int], token: int) -> float:
+    """The KV executor's log-probability of ``token`` after ``tokens``: a checksum of all of them."""
+    return -zlib.crc32(repr((tokens, token)).encode()) / (1 << 32)
+
+
 class KVExecutor(NullExecutor):
     """Holds one token a slot, as a KV memory would, and reads every sequence back through its block table.
 
     A slot that is shared, overwritten or never written by mistake shows up as a wrong token at once. Tokens are
-    sampled from what was *read*, so a fault also changes the output. ``on_execute`` runs while a step is in flight.
+    sampled from what was *read*, so a fault also changes the output. ``on_execute`` runs while a step is in flight,
+    ``on_written`` when its blocks are moved and written. With ``late`` a copy is made when something is about to use
+    its destination, at the latest that many steps after it was planned.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, on_execute: Callable[[Plan], object] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        on_execute: Callable[[Plan], object] | None = None,
+        on_written: Callable[[Plan], object] | None = None,
+    ) -> None:
         super().__init__(STEP_NS)
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.host: dict[int, list[int | None]] = {}
-        self.num_calls = 0
-        self.on_execute = on_execute
+        self.num_calls = self.late = 0
+        self._copies: list[tuple[int, int, int]] = []  # (source, destination, step it was planned in), not made yet
+        self.on_execute, self.on_written = on_execute, on_written
 
     def execute(self, plan: Plan) -> ExecuteResult:
         assert plan, "an empty plan must not reach the executor"
@@ -170,11 +185,16 @@ class KVExecutor(NullExecutor):
             self.on_execute(plan)
         self._move(plan)
         for chunk in plan.chunks:
+            self._arrive({block for table in chunk.sequence.block_tables for block in table})
             self._write(chunk)
-        samples = {}
+        if self.on_written is not None:
+            self.on_written(plan)
+        samples, scores = {}, {}
         for chunk in plan.chunks:
             read = self._read(chunk)
             seq = chunk.sequence
+            if chunk.scored:
+                scores[chunk.request_id] = [score_after(read[: p + 1], seq.tokens[p + 1]) for p in chunk.scored]
             if chunk.num_samples and chunk.num_top:
                 forbidden = seq.request.stops if seq.num_output < seq.params.min_tokens else ()
                 offered = candidates_after(read, chunk.num_top + len(forbidden))
@@ -183,15 +203,33 @@ class KVExecutor(NullExecutor):
             elif chunk.num_samples:
                 branches = [seq.branch] if chunk.num_samples == 1 else range(chunk.num_samples)
                 samples[chunk.request_id] = Sample(tuple(token_after(read, b) for b in branches))
-        return ExecuteResult(samples, self.step_time_ns)
+        return ExecuteResult(samples, self.step_time_ns, scores)
 
     def _move(self, plan: Plan) -> None:
+        self._arrive({dest for _, dest, step in self._copies if step + self.late <= plan.step})
         for block, host in plan.swap_out:
+            self._arrive({block})
             self.host[host] = self.slots[self._of(block)]
-        for source, dest in plan.copies:
-            self.slots[self._of(dest)] = self.slots[self._of(source)]
+        self._copies += [(source, dest, plan.step) for source, dest in plan.copies]
+        if not self.late:
+            self._arrive({dest for _, dest in plan.copies})
         for host, block in plan.swap_in:
-            self.slots[self._of(block)] = self.host.pop(host)
+            self._arrive({block})
+            self.slots[self._of(block)] = self.host[host]
+        plan.moved = True
+
+    def _arrive(self, blocks: set[int]) -> None:
+        """Make the copies into ``blocks`` that are still to be made, and those into their sources before them."""
+        if not self._copies:
+            return
+        wanted, needed = set(blocks), []
+        for copy in reversed(self._copies):
+            if copy[1] in wanted:
+                wanted.add(copy[0])
+                needed.append(copy)
+        self._copies = [copy for copy in self._copies if copy not in needed]
+        for source, dest, _ in reversed(needed):
+            self.slots[self._of(dest)] = self.slots[self._of(source)]
 
     def _of(self, block: int) -> slice:
         return slice(block * self.block_size, (block + 1) * self.block_size)

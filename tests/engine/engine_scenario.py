@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from engine_helpers import KVExecutor, expected_answers, token_after
+from engine_helpers import KVExecutor, expected_answers, score_after, token_after
 
+from kvtop.engine.allocators.caching import CachingAllocator
 from kvtop.engine.api import (
     Engine,
     EngineConfig,
@@ -29,9 +30,32 @@ from kvtop.engine.api import (
 )
 from kvtop.engine.events import RequestEvent, StepEvent
 from kvtop.engine.policies.registry import BATCH, QUEUE, VICTIM
+from kvtop.engine.published import KeyFn
 
 STEMS = [[7] * 40, [8] * 40, [7, 8] * 20]
 VOCAB_STOP = 100  # every token below it stops some requests: about one in ten
+
+
+PIECES = [b"a", b"b", b"ab", b"", b"\xc3", b"\xa9"]  # what token t reads as: two of them make one letter
+
+# Keys that tell little or nothing apart: whatever is found must have been compared token by token.
+COLLIDING: list[KeyFn] = [lambda parent, tokens, extra: (parent + sum(tokens)) % 3, lambda parent, tokens, extra: 7]
+
+
+def read_as(tokens: list[int]) -> str:
+    return b"".join(PIECES[token % len(PIECES)] for token in tokens).decode("utf-8", "replace")
+
+
+def cut(output: list[int], params: SamplingParams) -> tuple[str, bool]:
+    """Text of a whole output before the stop string that is complete first, and whether there is one.
+
+    One that is complete with a token below ``min_tokens`` is none.
+    """
+    whole = read_as(output)
+    text = whole.rstrip("\ufffd")  # what may still become a letter
+    begin = len(read_as(output[: max(0, params.min_tokens - 1)]).rstrip("\ufffd"))
+    ends = [(e, e - len(s)) for s in params.stop for e in range(begin + 1, len(text) + 1) if text[:e].endswith(s)]
+    return (text[: min(ends)[1]], True) if ends else (text + "\ufffd" * (len(text) < len(whole)), False)
 
 
 class ExecutorFailed(Exception):
@@ -48,6 +72,7 @@ class Branch:
     order: tuple[int, int, int, int]
     by_fork: bool = False  # by Engine.fork: the last of ``known`` was not computed yet
     streamed: list[int] = field(default_factory=list)
+    shown: str = ""
 
 
 def random_config(rng: Random) -> EngineConfig:
@@ -64,6 +89,7 @@ def random_config(rng: Random) -> EngineConfig:
         "batch_policy": rng.choice(["decode-first", *BATCH.meanings()]),
         "allocator": allocator,
         "deferred_free_steps": rng.choice([0, 0, 1, 2]),
+        "deferred_copy_steps": rng.choice([0, 0, 0, 1, 2]),
         "reserve_blocks": rng.choice([0, 0, 1, 2]),
         "max_queue": rng.choice([None, None, None, 3]),
     }
@@ -76,6 +102,8 @@ def random_config(rng: Random) -> EngineConfig:
         values["eviction"] = rng.choice(["lru", "lru", "lfu", "fifo", "2q"])
         if rng.random() < 0.3:
             values |= {"preemption": "swap", "host_blocks": rng.randint(1, 12)}
+        if values["prefix_caching"] and rng.random() < 0.5:
+            values["host_cache_blocks"] = rng.choice([1, 2, rng.randint(3, 8), 30])
     return EngineConfig(**values)
 
 
@@ -83,9 +111,12 @@ class Scenario:
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.config = random_config(rng)
-        self.executor = KVExecutor(self.config.num_blocks, self.config.block_size, self.in_flight)
+        self.executor = KVExecutor(self.config.num_blocks, self.config.block_size, self.in_flight, self.written)
+        self.executor.late = self.config.deferred_copy_steps
+        self.executor.tokenizer, self.executor.decode = "pieces", read_as  # type: ignore[attr-defined]
         self.recorder = Recorder()
-        self.engine = Engine(self.config, self.executor, recorder=self.recorder)
+        keys = rng.choice([None] * 8 + COLLIDING) if self.config.allocator == "paged" else None
+        self.engine = Engine(self.config, self.executor, recorder=self.recorder, key_fn=keys)
         self.branches: dict[str, Branch] = {}
         self.requests: list[str] = []
         self.aborted: set[str] = set()
@@ -97,6 +128,9 @@ class Scenario:
         self.troubled = rng.random() < 0.7  # half of the lives go undisturbed
         self.steps: list[StepEvent] = []
         self.rows: list[RequestEvent] = []
+        self.published: dict[int, tuple[int, int]] = {}  # block -> (group, key), by the decision log alone
+        self.starved: set[str] = set()  # they were alone and could not grow
+        self.fault = 0  # the k-th block of every allocation of this step is refused; 0: none is
         self.num_preempted = 0
         self.last_counters: dict[str, int] = {}
 
@@ -110,22 +144,33 @@ class Scenario:
             self.between_steps()
             self.step()
         self.unpin_all()
-        for _ in range(self.config.deferred_free_steps + 1):
+        for _ in range(self.config.deferred_free_steps + self.config.deferred_copy_steps + 2):
             self.engine.step()
         self.read_events()
         self.at_the_end()
 
     def step(self) -> None:
+        self.disturb_the_step()
         try:
             out = self.engine.step()
         except ExecutorFailed:
             self.step_failed = True
             self.engine.check()
             return
+        finally:
+            self.engine.inject_fault(None)
         if out.plan:
             self.step_failed = False
         self.engine.check()
         self.after_step(out)
+
+    def disturb_the_step(self) -> None:
+        rng, self.fault = self.rng, 0
+        if self.troubled and rng.random() < 0.03:
+            self.engine.clock.skip(rng.randint(0, 10**13))  # time jumps forward
+        if self.troubled and rng.random() < 0.05:
+            self.fault = fault = rng.randint(1, 4)
+            self.engine.inject_fault(lambda k: k == fault)
 
     def between_steps(self) -> None:
         rng = self.rng
@@ -168,6 +213,10 @@ class Scenario:
         if self.troubled and self.rng.random() < 0.03:
             raise ExecutorFailed
 
+    def written(self, plan: Plan) -> None:
+        if self.troubled and self.rng.random() < 0.02:
+            raise ExecutorFailed
+
     # -- what is done ------------------------------------------------------------------------------------------------
 
     def submit(self) -> None:
@@ -183,6 +232,8 @@ class Scenario:
         else:
             values["n"] = rng.choice([1, 1, 1, 2, 4])
             values["stop_token_ids"] = tuple(range(VOCAB_STOP)) if rng.random() < 0.2 else ()
+            values["stop"] = rng.choice([(), (), (), ("aa", "abab"), ("\u00e9",)])
+        values["prompt_logprobs"] = rng.random() < 0.08
         params = SamplingParams(**values)
         spec = RequestSpec(
             prompt,
@@ -277,10 +328,17 @@ class Scenario:
             branch = self.branches[seq_id]
             assert len(tokens) == 1 or (branch.params.num_beams > 1 and not branch.streamed)
             branch.streamed += tokens
+        for seq_id, text in out.texts.items():
+            assert text
+            self.branches[seq_id].shown += text
+        self.starved.update(seq.seq_id for seq in engine.scheduler.starved)
         advanced = out.plan or out.finished or counters.in_transfer or not engine.has_requests
         advanced = advanced or self.room_was_made(out)
+        advanced = advanced or (self.fault and out.preempted)  # room was made, and then refused
         assert advanced or out.stalled, "nobody advanced and nobody was named"
-        if out.stalled is not None:
+        if out.stalled is not None and self.fault:
+            assert out.stalled.reason in (WaitReason.FAULT, WaitReason.PINNED, WaitReason.NO_BLOCKS)
+        elif out.stalled is not None:
             assert self.pinned, f"a stall without a cause: {out.stalled}"
             assert out.stalled.reason in (WaitReason.PINNED, WaitReason.NO_BLOCKS)
             assert out.stalled.request_id in self.live()
@@ -289,6 +347,12 @@ class Scenario:
             if out.plan and not out.admitted and seq is engine.scheduler.head_of_line:
                 assert seq.wait_reason is not None, f"{seq.seq_id} waits and nobody knows why"
         self.read_events()
+        self.the_log_rebuilds_the_cache()
+
+    def the_log_rebuilds_the_cache(self) -> None:
+        if isinstance(self.engine.allocator, CachingAllocator):
+            keys = self.engine.allocator.cache.key
+            assert {b: k for b, (_, k) in self.published.items()} == {b: k for b, k in enumerate(keys) if k is not None}
 
     def room_was_made(self, out: StepOutput) -> bool:
         """Whoever runs is a beam that waits for its group: somebody gave blocks back, and others go on with them."""
@@ -303,6 +367,7 @@ class Scenario:
             for name in (
                 "query_tokens",
                 "hit_tokens",
+                "host_hit_tokens",
                 "restored_tokens",
                 "recomputed_tokens",
                 "computed_tokens",
@@ -312,7 +377,8 @@ class Scenario:
             )
         }
         assert all(value >= self.last_counters.get(name, 0) for name, value in totals.items())
-        assert view.hit_tokens <= view.query_tokens
+        assert view.hit_tokens + view.host_hit_tokens <= view.query_tokens
+        assert view.host_cached <= self.config.host_cache_blocks
         self.last_counters = totals
 
     def read_events(self) -> None:
@@ -324,7 +390,13 @@ class Scenario:
                 blocks = event.used_blocks + event.idle_blocks + event.fresh_blocks + event.in_transfer_blocks
                 assert blocks == self.config.num_blocks
                 for kind, *fields in event.decisions:
-                    if kind == "preempted":
+                    if kind == "publish":
+                        _, group, block, key, _ = fields  # told again where a branch meets its sibling's block
+                        assert self.published.setdefault(block, (group, key)) == (group, key)
+                    elif kind in ("evict", "unpublish"):
+                        group, block, key = fields[1:4] if kind == "evict" else fields[:3]
+                        assert self.published.pop(block) == (group, key)
+                    elif kind == "preempted":
                         self.num_preempted += 1
                         victim, needy = self.branches[fields[0]], self.branches[fields[2]]
                         # A beam that waits for its group makes room for the others of it.
@@ -347,7 +419,10 @@ class Scenario:
             self.one_at_the_end(name, self.branches[name], view)
         if self.ever_pinned and self.config.batch_policy == "prefill-first":
             return  # somebody may have been admitted and preempted in one step
-        assert sum(view.cached_tokens for view in views.values()) == counters.hit_tokens
+        cached = sum(view.cached_tokens for view in views.values())
+        assert cached == counters.hit_tokens + counters.host_hit_tokens
+        assert sum(view.host_hit_tokens for view in views.values()) == counters.host_hit_tokens
+        assert sum(event.host_hit_tokens for event in self.steps) == counters.host_hit_tokens
         assert sum(view.computed_tokens for view in views.values()) == counters.computed_tokens
         assert sum(view.recomputed_tokens for view in views.values()) == counters.recomputed_tokens
         assert sum(view.restored_tokens for view in views.values()) == counters.restored_tokens
@@ -364,11 +439,13 @@ class Scenario:
 
     def one_at_the_end(self, name: str, branch: Branch, view: Any) -> None:
         assert view.state is RequestState.FINISHED
+        self.its_scores(branch, view)
         assert list(view.output) == branch.streamed, f"{name}: what was streamed is not what it has"
         assert 0 <= view.cached_tokens <= max(0, len(branch.prompt) - 1)
         if branch.params.num_beams > 1:
             self.beam_at_the_end(name, branch, view)
             return
+        self.its_text(branch, view)
         output, reason = self.expected(name, branch)
         if name in self.aborted and view.finish_reason is FinishReason.ABORTED:
             assert list(view.output) == output[: len(view.output)]
@@ -386,6 +463,27 @@ class Scenario:
         else:  # ended before its prompt was computed
             assert view.cached_tokens + view.computed_tokens <= len(branch.prompt)
 
+    def its_scores(self, branch: Branch, view: Any) -> None:
+        if not branch.params.prompt_logprobs:
+            assert view.prompt_logprobs is None
+            return
+        assert not view.cached_tokens
+        scores = [score_after(branch.prompt[:i], branch.prompt[i]) for i in range(1, len(branch.prompt))]
+        assert list(view.prompt_logprobs) == (scores if view.output else scores[: len(view.prompt_logprobs)])
+
+    def its_text(self, branch: Branch, view: Any) -> None:
+        """The whole output as it reads, cut before a stop string; whatever was shown is the beginning of it."""
+        if not branch.params.stop:
+            assert view.text is None
+            return
+        output = list(view.output)
+        if output and output[-1] in branch.params.stop_token_ids and len(output) >= branch.params.min_tokens:
+            output.pop()  # what ends an answer is no part of its text
+        assert view.text == cut(output, branch.params)[0]
+        if view.finish_reason is FinishReason.ABORTED or branch.by_fork:
+            return  # the rest was not shown, or what came before the fork
+        assert view.text == branch.shown
+
     def beam_at_the_end(self, name: str, branch: Branch, view: Any) -> None:
         """Answer number i under the id of branch i, whatever happened on the way; nothing of one that was aborted."""
         number, reason = branch.order[3], view.finish_reason
@@ -396,6 +494,8 @@ class Scenario:
         group = [b for b in self.branches if b.partition("#")[0] == name.partition("#")[0] and self.was_born(b)]
         if self.ever_pinned and FinishReason.CAPACITY in {self.engine.request(b).finish_reason for b in group}:
             return  # cut off wherever it stood
+        if self.ever_pinned and self.starved & set(group):
+            return  # the same, with answers that had ended by themselves already
         answers = expected_answers(branch.prompt, branch.params, limit)
         if number >= branch.params.n:
             assert (list(view.output), reason) == ([], FinishReason.DROPPED)
@@ -414,6 +514,8 @@ class Scenario:
             tokens.append(token_after(tokens, number))
             length = len(tokens) - prompt
             if length >= params.min_tokens and tokens[-1] in params.stop_token_ids:
+                return tokens[prompt:], FinishReason.STOP
+            if params.stop and cut(tokens[prompt:], params)[1]:
                 return tokens[prompt:], FinishReason.STOP
             if length >= params.max_tokens:
                 return tokens[prompt:], FinishReason.LENGTH

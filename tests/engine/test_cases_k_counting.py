@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
+from random import Random
 
 import msgspec
 import pytest
-from engine_helpers import decisions, distinct, make_engine, request_rows, serve, steps_until_idle, submit
+from engine_helpers import STEP_NS, decisions, distinct, make_engine, request_rows, serve, steps_until_idle, submit
 
-from kvtop.engine.events import StepEvent
+from kvtop.engine.api import Engine, EngineConfig, ExecuteResult, NullExecutor, Plan, RealClock, Recorder
+from kvtop.engine.events import Keyframe, RequestEvent, StepEvent
+from kvtop.state.model import RunState
+from kvtop.state.reduce import reduce
 
 
 def test_a_retried_admission_is_one_query() -> None:  # K2
@@ -113,3 +118,90 @@ def test_all_views_of_preemptions_agree() -> None:  # K12
     assert len(rows) == total
     assert sum(len(out.preempted) for out in outs) == total
     assert sum(e.preemptions for e in events if isinstance(e, StepEvent)) == total
+
+
+def test_a_wall_clock_that_steps_back_changes_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:  # K7
+    class Clocks:
+        """Monotonic time goes on by 10 ms a step; the wall clock is set back by 5 s in the middle."""
+
+        monotonic_ns, wall_ns = 1_000_000_000, 1_700_000_000_000_000_000
+
+        def perf_counter_ns(self) -> int:
+            return self.monotonic_ns
+
+        def time_ns(self) -> int:
+            return self.wall_ns
+
+        def time(self) -> float:
+            return self.wall_ns / 1e9
+
+    clocks = Clocks()
+    monkeypatch.setattr("kvtop.engine.clock.time", clocks)
+    monkeypatch.setattr("time.time", clocks.time)
+    monkeypatch.setattr("time.time_ns", clocks.time_ns)
+
+    class Slow(NullExecutor):
+        def execute(self, plan: Plan) -> ExecuteResult:
+            clocks.monotonic_ns += STEP_NS
+            clocks.wall_ns += STEP_NS - 5_000_000_000 * (plan.step == 0)
+            return super().execute(plan)
+
+    engine = Engine(EngineConfig(num_blocks=8, block_size=4), Slow(), clock=RealClock(), recorder=Recorder())
+    view = serve(engine, distinct(4, 0), m=3, rid="a")
+    times = view.times
+    assert (times.t_sched_ns, times.t_submit_ns, times.t_first_sched_ns) == (0, 0, 0)
+    assert (times.t_first_token_ns, times.t_last_token_ns, times.t_done_ns) == (STEP_NS, 3 * STEP_NS, 3 * STEP_NS)
+    events = engine.recorder.drain()
+    row = next(e for e in events if isinstance(e, RequestEvent) and e.phase == "finished")
+    assert (row.tpot_ns, row.itl_max_ns, row.queue_total_ns, row.preempted_ns) == (STEP_NS, STEP_NS, 0, 0)
+    steps = [e for e in events if isinstance(e, StepEvent)]
+    assert all(e.t_start_ns <= e.t_planned_ns <= e.t_done_ns for e in steps)
+
+
+def test_a_clock_that_jumps_forward_makes_one_long_gap_and_no_negative_one() -> None:
+    engine = make_engine(8, 4)
+    submit(engine, distinct(4, 0), m=4, rid="a")
+    engine.step()
+    engine.clock.skip(10**13)
+    engine.run()
+    (row,) = request_rows(engine).values()
+    assert row.itl_max_ns == STEP_NS + 10**13
+    assert row.tpot_ns == STEP_NS + 10**13 // 3
+    assert row.queue_total_ns == 0
+
+
+def test_a_step_of_three_tokens_makes_three_gaps_that_add_up() -> None:  # K9
+    state = RunState()
+    for event in (
+        Keyframe(step=0, t_ns=0, num_blocks=8, block_size=4, blocks=[], sequences=[], totals={}),
+        RequestEvent(phase="arrived", t_ns=0, request_id="a", prompt_tokens=3, requested_output_tokens=9,
+                     t_sched_ns=0, t_submit_ns=0),
+        StepEvent(step=0, t_start_ns=0, t_planned_ns=0, t_done_ns=STEP_NS, emitted=[("a", 1)],
+                  decisions=[("arrived", "a", 3), ("admitted", "a", 3, 1, 8), ("first_token", "a")]),
+        StepEvent(step=1, t_start_ns=STEP_NS, t_planned_ns=STEP_NS, t_done_ns=4 * STEP_NS, emitted=[("a", 3)]),
+    ):  # fmt: skip
+        state = reduce(state, event)
+    assert [(value, count) for _, value, count in state.itl.points] == [(STEP_NS, 3)]
+    assert sum(value * count for _, value, count in state.itl.points) == 4 * STEP_NS - STEP_NS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_publications_evictions_and_resets_of_the_log_rebuild_the_cache_at_every_step(seed: int) -> None:  # K14
+    rng, eviction = Random(seed), ["lru", "lfu", "fifo", "2q"][seed % 4]
+    engine = make_engine(12, 4, max_batched_tokens=16, eviction=eviction)
+    stems, published, seen = [distinct(16, i) for i in range(3)], {}, Counter[str]()
+    for number in range(40):
+        prompt = rng.choice(stems)[: rng.randint(1, 16)] + distinct(rng.randint(1, 9), rng.randint(3, 5))
+        submit(engine, prompt, m=rng.randint(1, 6), rid=f"q{number}", n=rng.choice([1, 1, 2]))
+        if rng.random() < 0.1:
+            engine.reset_prefix_cache()
+        for _ in range(rng.randint(1, 3)):
+            engine.step()
+            for row in decisions(engine, "publish", "evict", "unpublish"):
+                seen[row["kind"]] += 1
+                if row["kind"] == "publish":
+                    assert published.setdefault(row["block"], row["block_key"]) == row["block_key"]
+                else:
+                    assert published.pop(row["block"]) == row["block_key"], "removed without having been stored"
+            assert published == {b: key for b in range(12) if (key := engine.block(b).published_key) is not None}
+    assert min(seen[kind] for kind in ("publish", "evict")) > 10

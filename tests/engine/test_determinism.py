@@ -33,6 +33,7 @@ def _in_a_process(config: dict[str, object], hash_seed: str) -> bytes:
         {"policy": "lpm"},
         {"policy": "dfs-weight", "eviction": "lfu", "victim": "most-blocks"},
         {"policy": "fair", "eviction": "2q", "preemption": "swap", "host_blocks": 8},
+        {"policy": "fcfs", "host_cache_blocks": 12},
     ],
     ids=lambda choice: choice["policy"],
 )

@@ -34,9 +34,10 @@ def test_every_request_ends_with_its_own_output_in_many_lives() -> None:
 def test_the_random_lives_reach_what_they_are_to_check() -> None:
     # A generator that never preempts or shares would let every fault pass.
     seen = dict.fromkeys(
-        ("preemptions", "hit_tokens", "copies", "evictions", "restored_tokens", "recomputed_tokens"), 0
+        ("preemptions", "hit_tokens", "host_hit_tokens", "copies", "evictions", "restored_tokens", "recomputed_tokens"),
+        0,
     )
-    for seed in range(60):
+    for seed in range(160):
         scenario = Scenario(seed)
         scenario.run()
         for name in seen:

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 from engine_helpers import KVExecutor
-from engine_scenario import Scenario
+from engine_scenario import COLLIDING, Scenario, read_as
 
 from kvtop.engine.allocators.windowed import WindowedAllocator
 from kvtop.engine.api import Chunk, Engine, EngineConfig, Recorder, RequestSpec
-from kvtop.engine.published import KeyFn, default_key, stable_int
+from kvtop.engine.published import default_key, stable_int
 from kvtop.engine.windows import Windows, span_blocks
 
 GROUPS: list[Windows] = [(8,), (5,), (2,), (None, 8), (None, 5), (3, None), (None, 4, 9), (6, 6), (None, None)]
@@ -110,15 +110,14 @@ class Published:
         published = set(self.blocks) | self.evicted.get(seq_id, set())
         size, windows, known = self.config.block_size, self.config.kv_groups, len(spec.prompt)
         keys = prompt_keys(spec, size)
+        if spec.params.prompt_logprobs and self.config.caching and known > 1:
+            assert (cached, reason) == (0, "prompt_logprobs")
+            return
         longest = longest_hit(published, windows, keys, size, known) if self.config.caching else 0
         assert cached == longest * size, f"{seq_id} found {cached} tokens, {longest} blocks of {size} are there"
         assert (reason == "last_token") == (self.config.caching and longest == (known - 1) // size)
         self.num_hits += longest > 0
         self.num_gaps += longest > 0 and any((group, keys[0]) not in published for group in range(len(windows)))
-
-
-# Keys that tell little or nothing apart: whatever is found must have been compared token by token.
-COLLIDING: list[KeyFn] = [lambda parent, tokens, extra: (parent + sum(tokens)) % 3, lambda parent, tokens, extra: 7]
 
 
 class WindowedScenario(Scenario):
@@ -129,6 +128,7 @@ class WindowedScenario(Scenario):
         rng = Random(seed)
         windows = rng.choice(GROUPS)
         values: dict[str, Any] = {"kv_groups": windows, "allocator": "paged", "prefix_caching": rng.random() < 0.8}
+        values["host_cache_blocks"] = 0
         values["num_blocks"] = max(len(windows), self.config.num_blocks + rng.randint(0, 8))
         if None not in windows:
             values["max_model_len"] = self.config.max_model_len or rng.randint(2, 80)
@@ -136,9 +136,11 @@ class WindowedScenario(Scenario):
             values["max_batched_tokens"] = values["num_blocks"] * self.config.block_size + 20
         self.config = config = msgspec.structs.replace(self.config, **values)
         self.executor = GroupKVExecutor(config.num_blocks, config.block_size, windows, self.in_flight)
+        self.executor.late = config.deferred_copy_steps
+        self.executor.tokenizer, self.executor.decode = "pieces", read_as  # type: ignore[attr-defined]
         key_fn = rng.choice([None, None, None, *COLLIDING])
         self.engine = Engine(config, self.executor, recorder=self.recorder, key_fn=key_fn)
-        self.published = Published(config)
+        self.by_key = Published(config)
         self.follows_keys = key_fn is None
         self.specs: dict[str, RequestSpec] = {}
         self.num_read = 0
@@ -150,7 +152,7 @@ class WindowedScenario(Scenario):
     def read_events(self) -> None:
         super().read_events()
         for event in self.steps[self.num_read :] if self.follows_keys else ():
-            self.published.step(event.decisions, self.specs)
+            self.by_key.step(event.decisions, self.specs)
         self.num_read = len(self.steps)
 
     def at_the_end(self) -> None:
@@ -158,8 +160,8 @@ class WindowedScenario(Scenario):
         allocator = self.engine.allocator
         assert isinstance(allocator, WindowedAllocator)
         cache = allocator.cache
-        assert not self.follows_keys or {b: cache.key[b] for b in self.published.of_block} == {
-            b: k for b, (_, k) in self.published.of_block.items()
+        assert not self.follows_keys or {b: cache.key[b] for b in self.by_key.of_block} == {
+            b: k for b, (_, k) in self.by_key.of_block.items()
         }
         assert not cache._standing, "somebody who ended stands on a chain still"
 

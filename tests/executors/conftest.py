@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,13 @@ def tiny() -> TorchExecutor:
 
 
 @pytest.fixture(scope="session")
-def tiny_greedy() -> Greedy:
-    return Greedy(_as_it_comes("tiny"))
+def tiny_model() -> Any:
+    return _as_it_comes("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_greedy(tiny_model: Any) -> Greedy:
+    return Greedy(tiny_model)
 
 
 @pytest.fixture(scope="session")
@@ -41,15 +47,19 @@ def smollm2() -> TorchExecutor:
 
 
 @pytest.fixture(scope="session")
-def smollm2_greedy(smollm2: TorchExecutor) -> Greedy:
+def smollm2_model(smollm2: TorchExecutor) -> Any:
     del smollm2  # skips where there is none
-    return Greedy(_as_it_comes("smollm2"))
+    return _as_it_comes("smollm2")
 
 
 @pytest.fixture(scope="session")
-def smollm2_beams(smollm2: TorchExecutor) -> Beams:
-    del smollm2  # skips where there is none
-    return Beams(_as_it_comes("smollm2"))
+def smollm2_greedy(smollm2_model: Any) -> Greedy:
+    return Greedy(smollm2_model)
+
+
+@pytest.fixture(scope="session")
+def smollm2_beams(smollm2_model: Any) -> Beams:
+    return Beams(smollm2_model)
 
 
 def _as_it_comes(name: str):

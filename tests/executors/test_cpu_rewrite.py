@@ -96,7 +96,7 @@ def test_without_kernels_it_is_said_and_plain_torch_serves(
     executor = TorchExecutor.load("tiny", device="cpu")
     assert "the test says so" in executor.info.computed_by
     executor.allocate(4, 16)
-    assert not executor.pool.in_place
+    assert executor.pool.attention == "torch"
     assert not [m for m in executor._model.modules() if type(m).__module__.startswith("kvtop.")]
     prompts = prompts_of((1, 17, 40), executor.vocab_size)
     for prompt, tokens in zip(prompts, serve(executor, prompts, 8), strict=True):
@@ -104,9 +104,9 @@ def test_without_kernels_it_is_said_and_plain_torch_serves(
 
 
 def test_the_default_model_is_replaced_whole(smollm2: TorchExecutor) -> None:
-    assert smollm2.info.computed_by == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers)"
+    assert smollm2.info.modules == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers)"
     smollm2.allocate(4, 16)
-    assert smollm2.pool.in_place
+    assert smollm2.pool.attention == "cpu"
 
 
 @pytest.mark.slow

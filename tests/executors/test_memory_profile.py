@@ -55,3 +55,21 @@ def test_a_budget_below_one_block_is_told_with_both_numbers() -> None:
             engine={}, executor="torch", executor_params={}, model="tiny", device="cpu",
             num_blocks=None, kv_memory_bytes=10, recorder=Recorder(), progress=lambda text, fraction: None,
         )  # fmt: skip
+
+
+def test_memory_that_grows_while_a_step_is_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([4 * GIB, 5 * GIB])
+    monkeypatch.setattr("kvtop.engine.executors.memory._CpuMeter.available", lambda self: next(free))
+    found = profile(TorchExecutor.load("tiny", device="cpu"), EngineConfig(num_blocks=1, max_batched_tokens=16))
+    assert found.freed == GIB
+    assert found.notice.startswith("free memory grew by 1,024 MiB while a step was measured")
+    assert MemoryProfile(80 * GIB, 16 * GIB, 2 * GIB, freed=MIB).notice == ""
+    assert found.kv_bytes(0.9) < 4 * GIB, "what was given back is not counted on"
+
+
+def test_memory_that_shrinks_while_a_step_is_measured_makes_no_negative_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([4 * GIB, GIB])
+    monkeypatch.setattr("kvtop.engine.executors.memory._CpuMeter.available", lambda self: next(free))
+    monkeypatch.setattr("kvtop.engine.executors.memory._CpuMeter.peak", lambda self: -5 * MIB)
+    found = profile(TorchExecutor.load("tiny", device="cpu"), EngineConfig(num_blocks=1, max_batched_tokens=16))
+    assert (found.freed, found.activation, found.notice) == (0, 0, "")

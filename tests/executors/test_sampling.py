@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvtop.engine.executors.sampling import SampleSpec, best, sample, uniform
+from kvtop.engine.executors.sampling import NO_TOKEN, SampleSpec, best, sample, uniform
 from kvtop.engine.types import SamplingParams
 
 VOCAB = 50
@@ -90,6 +90,34 @@ def test_a_draw_does_not_depend_on_the_other_rows() -> None:
     together = sample(rows, specs, ())
     assert together == [sample(rows[i : i + 1], [specs[i]], ())[0] for i in range(len(params))]
     assert together[::-1] == sample(rows.flip(0), specs[::-1], ())
+
+
+def test_a_row_with_nan_gives_no_token_and_the_others_their_own() -> None:
+    params = [SamplingParams(), SamplingParams(temperature=1.0, seed=1), SamplingParams(temperature=1.0, seed=2, n=2)]
+    specs = [spec(p, num_samples=p.n) for p in params]
+    rows = torch.stack([logits(i) for i in range(3)])
+    before = sample(rows, specs, ())
+    for broken in range(3):
+        wrong = rows.clone()
+        wrong[broken, 7] = float("nan")
+        found = sample(wrong, specs, ())
+        assert found.pop(broken) == (NO_TOKEN,) * specs[broken].num_samples
+        assert found == [tokens for i, tokens in enumerate(before) if i != broken]
+
+
+def test_a_device_would_be_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, name=name, own=own: (waits.append(name), own(x))[1])
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7, top_k=9),
+        SamplingParams(temperature=1.3, top_k=20, top_p=0.8),
+    ]
+    sample(torch.stack([logits(i) for i in range(4)]), [spec(p, submission=i) for i, p in enumerate(params)], ())
+    assert waits == ["tolist"]
 
 
 def test_the_stream_is_a_function_of_seed_branch_and_index() -> None:

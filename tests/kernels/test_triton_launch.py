@@ -102,7 +102,7 @@ def test_decode_sizes(dim: int, itemsize: int, num_seqs: int, max_keys: int) -> 
     config = decode_config(num_seqs, kv_heads, max_keys, dim, itemsize, H200_PROCESSORS)
     assert 16 <= config.tile <= 128
     assert config.tile & (config.tile - 1) == 0
-    assert 1 <= config.num_splits <= MAX_SPLITS
+    assert config.num_splits in {1 << n for n in range(MAX_SPLITS.bit_length())}
     assert max_keys <= config.num_splits * 16_384
     if num_seqs * kv_heads * -(-max_keys // 256) >= 2 * H200_PROCESSORS:
         assert num_seqs * kv_heads * config.num_splits >= 2 * H200_PROCESSORS

@@ -7,6 +7,7 @@ Bytes are those a kernel cannot avoid: K and V of the visible keys (with their s
 bandwidth is that of one large tensor copied within the device, bytes read and written counted. Beside decode and
 prefill stands torch's scaled_dot_product_attention over contiguous K and V in half precision, which needs no block
 tables; where its answer differs, the program fails. Times are medians with the L2 cache flushed before each run.
+Whole decode steps of a model are measured by ``gpu_steps.py`` beside this.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pytest
 from result_runs import events_of, make_engine, manifest_of, record, specs
 
@@ -18,7 +19,7 @@ from kvtop.results.load import find_runs, open_run
 from kvtop.results.manifest import MANIFEST_KEYS, git_state, read_manifest, write_manifest
 from kvtop.results.recording import FRAMES_NAME, FrameWriter, read_frames
 from kvtop.results.rundir import prepare_run_dir, run_dir_name
-from kvtop.results.schema import RUNS
+from kvtop.results.schema import REQUESTS, RUNS
 from kvtop.results.tables import write_tables
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
@@ -145,6 +146,17 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     write_manifest(run_dir, manifest | {"schema_version": 99})
     with pytest.raises(UsageError, match="schema version 99"):
         open_run(run_dir)
+
+
+def test_columns_that_an_older_schema_did_not_have_are_null(tmp_path: Path) -> None:
+    run_dir = record(tmp_path / "run", events_of(make_engine(), specs(2)))
+    manifest = write_tables(run_dir)
+    table = run_dir / "requests.parquet"
+    pl.read_parquet(table).drop("host_hit_tokens").write_parquet(table)
+    write_manifest(run_dir, manifest | {"schema_version": 1})
+    requests = open_run(run_dir).requests.collect()
+    assert requests["host_hit_tokens"].to_list() == [None, None]
+    assert set(requests.columns) == set(REQUESTS)
 
 
 def test_the_manifest_has_every_key_and_is_plain_json(tmp_path: Path) -> None:

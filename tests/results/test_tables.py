@@ -125,6 +125,36 @@ def test_what_the_run_cut_off_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
     assert cut.filter(pl.col("status") == "ok").height > 0
 
 
+def test_hits_in_host_memory_have_columns_of_their_own(tmp_path: Path) -> None:
+    engine = make_engine(num_blocks=9, host_cache_blocks=20)
+    got = tables(record(tmp_path / "run", events_of(engine, specs(40))))
+    requests, steps, log, totals = got["requests"], got["steps"], got["events"], engine.counters()
+    assert totals.host_hit_tokens > 0
+    assert requests["host_hit_tokens"].sum() == totals.host_hit_tokens == steps["host_hit_tokens"].sum()
+    assert requests["hit_tokens"].sum() == totals.hit_tokens
+    assert steps["host_cached_blocks"].max() == steps["host_cached_blocks"].to_list()[-1] == totals.host_cached == 20
+    loads = log.filter(pl.col("kind") == "host_load")
+    assert loads.height * 4 == log.filter(pl.col("kind") == "host_hit")["num_tokens"].sum() >= totals.host_hit_tokens
+    stores = log.filter(pl.col("kind") == "host_store")
+    assert stores.height - (stores["reason"] == "there").sum() - log.filter(pl.col("kind") == "host_evict").height == 20
+
+
+def test_a_request_that_was_cut_off_has_its_hits_apart_too(tmp_path: Path) -> None:
+    def run() -> tuple[pl.DataFrame, pl.DataFrame]:
+        whole, cut = (make_engine(num_blocks=9, host_cache_blocks=20) for _ in range(2))
+        first = tables(record(tmp_path / "whole", events_of(whole, specs(40))))["requests"]
+        hit = first.filter(pl.col("host_hit_tokens") > 0)
+        step = hit["t_first_sched_ns"].to_list()[0] // STEP_NS
+        return first, tables(record(tmp_path / "cut", events_of(cut, specs(40), max_steps=step + 1)))["requests"]
+
+    whole, cut = run()
+    both = cut.filter(pl.col("status") == "cutoff").join(whole, on="request_id", suffix="_whole")
+    both = both.filter(pl.col("hit_tokens").is_not_null())
+    assert both["host_hit_tokens"].sum() > 0
+    for name in ("hit_tokens", "host_hit_tokens"):
+        assert both[name].to_list() == both[f"{name}_whole"].to_list()
+
+
 def test_sharing_counts_the_blocks_that_were_not_needed(tmp_path: Path) -> None:
     """8 prompt tokens in blocks of 4, four branches of 4 tokens: 6 blocks instead of 12."""
     engine = make_engine()
@@ -148,7 +178,7 @@ def test_every_file_says_which_schema_it_has(tmp_path: Path) -> None:
     write_tables(run_dir)
     for name in SCHEMAS:
         metadata = pl.read_parquet_metadata(run_dir / f"{name}.parquet")
-        assert metadata["kvtop.schema_version"] == "1"
+        assert metadata["kvtop.schema_version"] == "2"
         assert metadata["kvtop.run_id"] == read_manifest(run_dir)["run_id"]
 
 

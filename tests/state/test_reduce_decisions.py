@@ -72,7 +72,7 @@ STARTED = (arrival(sched_ms=-5), step(1, *ADMIT, *COMPUTE, emitted=[("a", 1)]))
 
 def test_every_kind_of_decision_and_event_is_folded_or_known_not_to_matter() -> None:
     assert set(DECISION_FIELDS) - set(BLOCK_FOLDS) - set(REQUEST_FOLDS) == {
-        "rejected", "cleared", "config", "stalled", "swap_out",
+        "rejected", "cleared", "config", "stalled", "swap_out", "host_store", "host_evict", "host_hit",
     }  # fmt: skip
     assert set(_EVENT_FOLDS) == set(Event.__subclasses__())
 
@@ -413,7 +413,7 @@ def test_decisions_about_unknown_requests_break_nothing(kind: str) -> None:
         "alloc": ("alloc", "x", 0, 4, 0), "share": ("share", "x", 0, 0, 0, "hit"), "copy": ("copy", "x", 0, 4, 0, 0),
         "free": ("free", "x", 0, 0, "release"), "publish": ("publish", "x", 0, 1, 5, 0),
         "unpublish": ("unpublish", 0, 0, 77, "reset"), "evict": ("evict", "x", 0, 5, 1, 0, 1, 1, 0),
-        "swap_in": ("swap_in", "x", 0, 0, 0),
+        "swap_in": ("swap_in", "x", 0, 0, 0), "host_load": ("host_load", "x", 0, 0, 3),
         "pin": ("pin", 0, 0), "unpin": ("unpin", 0, 1), "chunk": ("chunk", "x", 4, 0),
         "lookup": ("lookup", "x", 0, "never_seen", None, 1, None),
         "admitted": ("admitted", "x", 4, 1, 1), "resumed": ("resumed", "x", 4, 1, 1),

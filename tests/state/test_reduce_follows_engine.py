@@ -139,7 +139,7 @@ def assert_equal(state: RunState, engine: Engine, where: str, *, dated: bool = F
     assert pool.counts == [totals.fresh, totals.idle, totals.used, totals.in_transfer], where
     for name in (
         "query_tokens", "hit_tokens", "preemptions", "evictions", "copies", "restored_tokens", "recomputed_tokens",
-        "computed_tokens", "host_used",
+        "computed_tokens", "host_used", "host_cached", "host_hit_tokens",
     ):  # fmt: skip
         assert state.totals.get(name, 0) == getattr(totals, name), f"{where}, {name}"
 
@@ -153,6 +153,8 @@ CONFIGS = {
     "pow2": {"allocator": "contiguous-pow2", "max_model_len": 33, "num_blocks": 16},
     "oracle": {"allocator": "contiguous-oracle", "max_model_len": 33, "num_blocks": 13},
     "swap": {"preemption": "swap", "host_blocks": 8, "num_blocks": 8},
+    "host tier": {"host_cache_blocks": 6, "num_blocks": 8},
+    "host tier and swap": {"host_cache_blocks": 5, "preemption": "swap", "host_blocks": 8, "num_blocks": 8},
     "lpm": {"policy": "lpm"},
     "whole prompts": {"chunked_prefill": False, "max_batched_tokens": 64, "num_blocks": 10},
     "block size 1": {"block_size": 1, "num_blocks": 40},
@@ -192,7 +194,15 @@ def test_blocks_carry_the_step_of_their_last_use(seed: int) -> None:
         assert_equal(state, driver.engine, f"seed {seed}, step {number}", dated=True)
 
 
-FROM_THE_MIDDLE = [*list(CONFIGS)[:5], "swap", "two groups", "windows and swap", "tight beams", "beams and swap"]
+FROM_THE_MIDDLE = [
+    *list(CONFIGS)[:5],
+    "swap",
+    "host tier",
+    "two groups",
+    "windows and swap",
+    "tight beams",
+    "beams and swap",
+]
 
 
 @pytest.mark.parametrize("name", FROM_THE_MIDDLE)
@@ -228,7 +238,7 @@ def test_the_random_runs_make_every_kind_of_decision() -> None:
     """The comparisons above are worth what they cover."""
     seen: set[str] = set()
     for seed in range(12):
-        for name in ("tight", "swap"):
+        for name in ("tight", "swap", "host tier"):
             for events in Driver(seed, **CONFIGS[name]).steps(60):
                 steps = [event for event in events if isinstance(event, StepEvent)]
                 seen |= {decision[0] for event in steps for decision in event.decisions}

@@ -73,6 +73,22 @@ async def test_without_prefix_caching_there_is_no_hit_rate_not_one_of_zero():
             assert shown in screen_text(app)
 
 
+async def test_hits_in_host_memory_are_shown_where_there_is_a_host_tier():
+    for blocks, size, line in (
+        (64, (80, 24), "prefix hits 5.0 %  host hits 25.0 %"),
+        (64, (140, 50), "host hits 25.0 %  12 of 64 blocks"),
+        (0, (80, 24), "prefix hits 5.0 % of 400 tokens"),
+    ):
+        frame = keyframe()
+        frame.totals.update(query_tokens=400, hit_tokens=20, host_hit_tokens=100, host_cached=12)
+        app = app_with([started(host_cache_blocks=blocks), frame])
+        async with app.run_test(size=size) as pilot:
+            await settled(pilot)
+            assert line in screen_text(app)
+            assert ("host hits" in screen_text(app)) == bool(blocks)
+            assert "evicted 0" in screen_text(app)
+
+
 async def test_space_pauses_then_resumes_and_n_steps_only_while_paused():
     app = app_with([started(), keyframe()])
     async with app.run_test(size=(80, 24)) as pilot:

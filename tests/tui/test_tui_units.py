@@ -15,7 +15,7 @@ from kvtop.state.model import History, PoolState, Samples
 from kvtop.stats import percentile
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
-from kvtop.tui.stats import levels, means, rates, summarise
+from kvtop.tui.stats import levels, means, rates, recent_rate, summarise
 from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
 from kvtop.tui.widgets.grid import lay_out
 
@@ -96,6 +96,17 @@ def test_rates_add_up_and_levels_carry_on():
     assert rates(history, history.decode_tokens, int(4.5e9), 4) == [11, 0, 0, 1]
     assert levels(history, history.decode_tokens, int(4.5e9), 4) == [6, 6, 6, 1]
     assert levels(history, history.decode_tokens, int(4.5e9), 3) == [6, 6, 1]
+
+
+def test_the_rate_of_a_window_without_a_step_is_zero_and_not_the_last_one():
+    history = History()
+    assert recent_rate(history, history.decode_tokens, int(9e9)) is None
+    for t_s in (1.0, 2.0):
+        history.t_ns.append(int(t_s * 1e9))
+        history.decode_tokens.append(50)
+    assert recent_rate(history, history.decode_tokens, int(4e9)) == 25
+    assert recent_rate(history, history.decode_tokens, int(60e9)) == 0
+    assert rates(history, history.decode_tokens, int(60e9), 5) == [0] * 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=40))

@@ -23,6 +23,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "prefill-first": {"batch_policy": "prefill-first", "max_batched_tokens": 8},
     "no-cache": {"prefix_caching": False, "victim": "most-blocks"},
     "swap": {"prefix_caching": False, "preemption": "swap", "host_blocks": 6},
+    "host tier": {"host_cache_blocks": 12},
     "contiguous": {"allocator": "contiguous-pow2"},
 }
 
@@ -69,8 +70,10 @@ def test_parts_add_up_to_the_engines_own_figures(name: str, seed: int) -> None:
         assert total(lines, "resumed", "away_ns") == row.preempted_ns
         assert total(lines, "resumed", "restored_tokens") == row.restored_tokens
         assert total(lines, "resumed", "recomputed_tokens") == row.recomputed_tokens
-        assert total(lines, "prefix", "cached_tokens") == row.hit_tokens
-        assert computed + (row.hit_tokens or 0) >= row.prompt_tokens
+        assert total(lines, "prefix", "host_hit_tokens") == row.host_hit_tokens
+        found = total(lines, "prefix", "cached_tokens")
+        assert found == (row.hit_tokens or 0) + row.host_hit_tokens
+        assert computed + found >= row.prompt_tokens
         assert total(lines, "decode", "tokens") + len(of_kind(lines, "first_token")) == row.output_tokens
         (end,) = of_kind(lines, "ended")
         assert end.numbers["output_tokens"] == row.output_tokens

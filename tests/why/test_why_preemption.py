@@ -26,6 +26,10 @@ def test_recompute_throws_the_tokens_away() -> None:
     assert (back["away_ns"], back["away_steps"]) == (4 * STEP, 4)
     assert (back["restored_tokens"], back["recomputed_tokens"], back["from_host"]) == (0, 8, False)
     assert (back["lost_ns"], back["lost_steps"]) == (4 * STEP, 4)
+    assert one(lines, "resumed").text.endswith("8 computed again in 1 chunk; lost 8 tokens and 40.0 ms")
+    end = one(lines, "ended")
+    assert "of which 40.0 ms lost to 1 preemption; 8 tokens computed again" in end.text
+    assert (end.numbers["lost_ns"], end.numbers["lost_tokens"]) == (4 * STEP, 8)
 
 
 def test_what_is_still_in_the_cache_is_restored() -> None:
@@ -41,6 +45,7 @@ def test_swapping_keeps_them_in_host_memory() -> None:
     back = one(lines, "resumed").numbers
     assert (back["restored_tokens"], back["recomputed_tokens"], back["from_host"]) == (8, 0, True)
     assert back["lost_ns"] == 4 * STEP
+    assert one(lines, "resumed").text.endswith("0 computed again; lost 40.0 ms")
 
 
 def test_the_one_it_was_done_for_says_so() -> None:

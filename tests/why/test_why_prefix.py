@@ -1,10 +1,12 @@
-"""Where a prefix match ended and why: all six reasons, and who evicted what from whom."""
+"""Where a prefix match ended and why: every reason, and who evicted what from whom."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from why_engine import STEP, Scenario, of_kind, one, tokens
+
+from kvtop.engine.api import SamplingParams
 
 
 def missed(scenario: Scenario, name: str) -> tuple[Any, ...]:
@@ -92,6 +94,16 @@ def test_not_yet_computed_names_who_was_at_it_and_the_block_is_shared_afterwards
     assert not of_kind(scenario.why("a"), "deduplicated")
 
 
+def test_a_prompt_whose_logprobs_are_asked_for() -> None:
+    scenario = Scenario(8)
+    scenario.submit("a", tokens(9, 1), 1)
+    scenario.steps(1)
+    scenario.engine.submit(tokens(9, 1), SamplingParams(max_tokens=1, prompt_logprobs=True), request_id="b")
+    scenario.finish()
+    assert missed(scenario, "b") == (0, "prompt_logprobs", None, None)
+    assert "logprobs are asked for" in one(scenario.why("b"), "prefix").text
+
+
 def test_caching_off() -> None:
     scenario = served(tokens(9, 1), prefix_caching=False)
     assert missed(scenario, "a") == (0, "cache_off", None, None)
@@ -115,3 +127,18 @@ def test_the_first_token_splits_into_lateness_queue_and_prefill() -> None:
     assert [(c["step"], c["start"], c["count"]) for c in chunks] == [(3, 0, 4), (4, 4, 4), (5, 8, 2)]
     decode = one(lines, "decode").numbers
     assert (decode["tokens"], decode["itl_mean_ns"], decode["itl_max_ns"]) == (1, STEP, STEP)
+
+
+def test_what_host_memory_had_is_told_apart() -> None:
+    scenario = served(tokens(9, 1), num_blocks=4, host_cache_blocks=8)
+    scenario.submit("b", tokens(9, 2), 1)  # one block is fresh beside the two of a, and one of them goes
+    scenario.finish()
+    for name, prompt in (("c", tokens(9, 1)), ("x", tokens(15, 3)), ("d", tokens(9, 1))):
+        scenario.submit(name, prompt, 1)
+        scenario.finish()
+    assert one(scenario.why("c"), "prefix").text == (
+        "prefix: 8 of 9 prompt tokens found in the cache, 4 of them in host memory, which is all that may be: "
+        "whole blocks, and the last token is always computed"
+    )
+    assert one(scenario.why("c"), "prefix").numbers["host_hit_tokens"] == 4
+    assert "found in the cache, all of them in host memory, which" in one(scenario.why("d"), "prefix").text

@@ -24,6 +24,8 @@ token fill   filled slots / all slots of used blocks. The rest is tail
 prefix hits  prompt tokens found in the prefix cache at first admission /
              prompt tokens looked up. Only whole blocks, and at most all
              but the last token of a prompt: 100 % cannot be reached.
+host hits    of the same tokens, those found beyond that in host memory, to
+             where evicted prefixes went (with --host-cache-blocks only)
 evicted      published idle blocks taken because no fresh one was left
 preempted    running sequences that lost their blocks to others, and have
              to compute them again
@@ -38,10 +40,12 @@ copies       blocks copied because branches that shared them diverged"""
         if pool is None:
             return [[("no pool yet", "soft")]]
         bar = occupancy_bar(pool, frame.sharing.num_shared, width)
-        below = [self._fill(frame, width), *self._totals(frame, width)]
-        if height < 8:
+        host = self._host(frame)
+        tall = height >= 8 + bool(host)
+        below = [self._fill(frame, width), *self._totals(frame, width, host, tall)]
+        if not tall:
             return [bar, self._counts(frame, pool, width), *below]
-        chart_rows = height - 9
+        chart_rows = height - 6 - len(below)
         chart = used_chart(frame, pool, width, chart_rows) if chart_rows > 0 else []
         return [bar, *self._table(frame, pool), *below, *chart]
 
@@ -89,14 +93,19 @@ copies       blocks copied because branches that shared them diverged"""
             (f"{whole(waste)} slots" if width >= 44 else short(waste), "text"),
         ]
 
-    def _totals(self, frame: Frame, width: int) -> list[Line]:
+    def _totals(self, frame: Frame, width: int, host: Line, tall: bool) -> list[Line]:
+        """Hits and what happened. ``host``, if any, has a line of its own where it is ``tall``."""
         totals = frame.state.totals
         queried, hit = totals.get("query_tokens", 0), totals.get("hit_tokens", 0)
         if frame.state.manifest.get("prefix_caching") is False:
             rate: Line = [("prefix caching is off", "soft")]
         elif queried:
             rate = [(percent(hit, queried), "good" if hit else "text")]
-            rate += [(f" of {short(queried)}{' prompt' if width >= 44 else ''} tokens", "soft")]
+            rate += (
+                []
+                if host and not tall
+                else [(f" of {short(queried)}{' prompt' if width >= 44 else ''} tokens", "soft")]
+            )
         else:
             rate = [("no lookups yet", "soft")]
         events: Line = []
@@ -104,7 +113,20 @@ copies       blocks copied because branches that shared them diverged"""
             count = totals.get(key, 0)
             loud = "warn" if count and key == "preemptions" else "text"
             events += [(f"  {name} " if events else f"{name} ", "soft"), (short(count), loud)]
-        return [[("prefix hits ", "soft"), *rate], events]
+        hits: Line = [("prefix hits ", "soft"), *rate]
+        if not tall:
+            return [[*hits, *([("  ", "soft"), *host[:2]] if host else [])], events]
+        return [hits, *([host] if host else []), events]
+
+    def _host(self, frame: Frame) -> Line:
+        """What the host tier adds, where there is one: its hits, then how full it is."""
+        totals, size = frame.state.totals, frame.state.manifest.get("host_cache_blocks")
+        if not size:
+            return []
+        queried, hit, held = (totals.get(name, 0) for name in ("query_tokens", "host_hit_tokens", "host_cached"))
+        rate = percent(hit, queried) if queried else "none yet"
+        held_of = f"  {short(held)} of {short(size)} blocks"
+        return [("host hits ", "soft"), (rate, "good" if hit else "text"), (held_of, "soft")]
 
 
 def occupancy_bar(pool: PoolState, num_shared: int, width: int) -> Line:
