@@ -2,10 +2,10 @@
 
     python tests/perf/tui.py [--blocks 100000] [--frames 200] [--model default]
 
-Frames: events of a real engine (null executor, 1,000 sequences and 3,072 tokens a step, 10 steps a frame: a quarter of a
-second of steps of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. First paint:
-``kvtop`` on a pseudo terminal, from the command to the first row of its header, and to the first engine step. Idle: CPU
-time of the paused TUI's own process.
+Frames: events of a real engine (null executor, 1,000 sequences, 3,072 tokens a step, 10 steps a frame: 0.25 s of steps
+of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. First paint: ``kvtop`` on a
+pseudo terminal, from the command to the first row of its header, and to the first engine step. Idle: CPU time of the
+paused TUI's own process.
 """
 
 from __future__ import annotations
