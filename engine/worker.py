@@ -107,7 +107,14 @@ def _build_null(
     num_blocks = num_blocks or NULL_NUM_BLOCKS
     config = EngineConfig.from_mapping({**with_whole_prompts(engine, num_blocks), "num_blocks": num_blocks})
     built = Engine(config, executor, recorder=recorder, future=_future(config, vocab_size, requests))
-    info = {"model": "none", "device": "none", "dtype": None, "kv_dtype": None, "kv_bytes_per_block": None}
+    info = {
+        "model": "none",
+        "device": "none",
+        "dtype": None,
+        "kv_dtype": None,
+        "computed_by": None,
+        "kv_bytes_per_block": None,
+    }
     return Built(built, {**describe(built, "null"), **info, "vocab_size": vocab_size}, vocab_size)
 
 
@@ -163,6 +170,7 @@ def _build_torch(
         "device": model_info.device,
         "dtype": model_info.dtype,
         "kv_dtype": executor.stored_dtype,
+        "computed_by": executor.info.computed_by,
         "kv_bytes_per_block": per_block,
         "vocab_size": model_info.vocab_size,
     }

@@ -29,7 +29,7 @@ MUST_AGREE = {
 
 CONFIGURATION = (
     "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode",
-    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "kv_dtype",
+    "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "kv_dtype", "computed_by",
     "block_size_tokens", "num_blocks", "host_blocks", "host_cache_blocks",
     "max_num_seqs", "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model",
     "gpu", "cpu", "kvtop",
