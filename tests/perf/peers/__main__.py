@@ -4,7 +4,7 @@
 
 48 requests, all there from the start: prompts of 16 to 384 tokens, half of them behind one system prompt of 160
 tokens, answers of 8 to 96, greedy, SmolLM2 in fp32 on the CPU. Every peer is a process of its own that loads the model
-once; the others are stopped (SIGSTOP) while one runs. A first run of each is thrown away. vLLM takes part with the
+once; the others are stopped (SIGSTOP) while one runs. Four requests warm each up beforehand. vLLM takes part with the
 Python of an environment that has it: ``--vllm-python``. Figures are medians over the repeats.
 """
 
@@ -16,7 +16,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from agreement import agreement
@@ -24,6 +23,7 @@ from report import Run, table
 from workload import requests as make_requests
 
 HERE = Path(__file__).parent
+WARM_UP = 4  # requests
 PEERS = ("kvtop", "generate", "generate_batch", "vllm")
 
 
@@ -101,14 +101,12 @@ def main() -> None:
             say(f"loading {name}")
             python = arguments.vllm_python if name == "vllm" else sys.executable
             processes.append(Process(name, python, model, arguments.threads))
-        for repeat in range(arguments.repeats + 1):
+        for process in processes:
+            process.run(requests[:WARM_UP])
+        for repeat in range(arguments.repeats):
             for process in processes:
-                begin = time.perf_counter()
-                run = process.run(requests)
-                label = f"run {repeat}" if repeat else "warm-up"
-                say(f"{label}: {process.name} {time.perf_counter() - begin:.1f} s")
-                if repeat:
-                    runs[process.name].append(run)
+                runs[process.name].append(process.run(requests))
+                say(f"run {repeat + 1}: {process.name} {runs[process.name][-1].seconds:.1f} s")
         print(table(requests, {p.name: (p.version, p.setting) for p in processes}, runs, limits))
         for process in processes:
             process.close()
