@@ -88,7 +88,7 @@ async def test_a_preempted_request_says_for_whom_and_what_it_lost():
 async def test_an_open_dialog_follows_the_run_to_the_end_of_the_request():
     crowd = Crowd()
     app = app_with([*crowd.first, *crowd.steps(4)])
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 32)) as pilot:
         await settled(pilot)
         await select(pilot, "b")
         await pilot.press("w")
