@@ -117,7 +117,7 @@ def _cpu_lacks(device: torch.device, dtype: torch.dtype, layers: Iterable[LayerS
         return f"they compute in fp32 on the CPU, found {str(dtype).removeprefix('torch.')} on {device.type}"
     if kv_dtype != "auto":
         return f"they read fp32 blocks, found {kv_dtype}"
-    if reason := jit.missing():
+    if reason := jit.unusable():
         return reason
     odd = [(layer.k_dim, layer.v_dim) for layer in layers if not ops.fits(layer.k_dim, layer.v_dim)]
     return f"heads of {odd[0][0]} and {odd[0][1]} elements are no whole vectors" if odd else None

@@ -31,7 +31,7 @@ def rewrite(model: Any) -> str:
     """Replace what can be replaced in ``model``, on the CPU in fp32; says what was done, in one line."""
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return "torch"
-    if reason := jit.missing():
+    if reason := jit.unusable():
         return f"torch (CPU kernels are off, a step takes about twice as long: {reason})"
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import struct
 import threading
 from typing import Any
@@ -24,10 +25,24 @@ def missing() -> str | None:
         return "the package llvmlite is not installed"
     if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         return "torch does not run on GNU OpenMP here"
-    from kvtop.kernels.cpu import ir_tools
-
+    try:
+        from kvtop.kernels.cpu import ir_tools
+    except (ImportError, OSError) as error:  # installed, and its library does not load
+        return f"llvmlite cannot be loaded: {' '.join(str(error).split())}"
     if not any(ir_tools.FEATURES.get(name) for name in ("avx2", "avx512f", "neon")):
         return "the CPU has neither AVX2 nor NEON"
+    return None
+
+
+@functools.cache
+def unusable() -> str | None:
+    """As ``missing``, but compiles them to be sure (0.5 s, unless ``prepare`` was called before)."""
+    if reason := missing():
+        return reason
+    try:
+        _library()
+    except Exception as error:  # LLVM's own, of no common kind
+        return f"they do not compile: {' '.join(str(error).split())}"
     return None
 
 
@@ -103,6 +118,15 @@ def prepare() -> None:
 
 
 _once = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _once
+    _once = threading.Lock()
+
+
+# A process forked while another thread compiles would wait for that thread, which it does not have.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _library() -> _Library:

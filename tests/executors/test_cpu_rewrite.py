@@ -92,7 +92,7 @@ def test_norms_of_another_formula_are_kept() -> None:
 def test_without_kernels_it_is_said_and_plain_torch_serves(
     monkeypatch: pytest.MonkeyPatch, tiny_greedy: Greedy
 ) -> None:
-    monkeypatch.setattr(jit, "missing", lambda: "the test says so")
+    monkeypatch.setattr(jit, "unusable", lambda: "the test says so")
     executor = TorchExecutor.load("tiny", device="cpu")
     assert "the test says so" in executor.info.computed_by
     executor.allocate(4, 16)

@@ -114,7 +114,7 @@ def choose(asked: str, device: torch.device = CPU, dtype: torch.dtype = torch.fl
 def modern(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_paths, "_triton_version", lambda: "3.5.1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention_paths.jit, "missing", lambda: None)
+    monkeypatch.setattr(attention_paths.jit, "unusable", lambda: None)
 
 
 @pytest.mark.usefixtures("modern")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -100,3 +102,24 @@ def test_threads_do_not_change_a_bit() -> None:
         return out
 
     assert torch.equal(once(1), once(2))
+
+
+def test_a_library_that_does_not_load_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname == "kvtop.kernels.cpu.ir_tools":
+                raise OSError("Could not find/load shared object file")
+            return
+
+    monkeypatch.delitem(sys.modules, "kvtop.kernels.cpu.ir_tools", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    monkeypatch.delattr("kvtop.kernels.cpu.ir_tools", raising=False)
+    assert jit.missing.__wrapped__() == "llvmlite cannot be loaded: Could not find/load shared object file"
+
+
+def test_kernels_that_do_not_compile_are_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("LLVM ERROR:\n no such instruction")
+
+    monkeypatch.setattr(jit, "_library", broken)
+    assert jit.unusable.__wrapped__() == "they do not compile: LLVM ERROR: no such instruction"
