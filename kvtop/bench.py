@@ -112,6 +112,28 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     return shown | sizes | {"executor": spec.executor, "model": spec.model, "device": spec.device}
 
 
+def conflicts(specs: Sequence[RunSpec], *, by_workload: bool = True) -> list[str]:
+    """What makes runs that cannot be compared with each other, as far as that is known before they run; a phrase each.
+
+    ``by_workload``: only runs of one workload are to be compared. Models are not read here: runs of two whose
+    vocabularies differ have other prompts, which only their results tell.
+    """
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.workload.name if by_workload else "", []).append(spec)
+    found: dict[str, None] = {}
+    for group in groups.values():
+        kinds = {
+            "workload": [spec.workload.name for spec in group],
+            "clock kind": ["virtual" if spec.virtual_time or spec.executor == "null" else "real" for spec in group],
+            "block size": [_settings(spec)["block_size"] for spec in group],
+        }
+        for name, values in kinds.items():
+            if len(seen := list(dict.fromkeys(values))) > 1:
+                found[f"{name} is {seen[0]} and {seen[1]}"] = None
+    return list(found)
+
+
 def replicates(spec: RunSpec, count: int) -> list[RunSpec]:
     """``spec`` with seeds seed, seed + 1, ...: replicate r has the same workload under every policy."""
     return [

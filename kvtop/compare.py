@@ -178,7 +178,9 @@ def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparis
     """
     conflicts = find_conflicts(runs)
     if conflicts and not force:
-        raise UsageError(f"not comparable: {'; '.join(conflicts)} (--force compares all the same)")
+        raise UsageError(
+            f"not comparable: {'; '.join(conflicts)} (`kvtop compare --force` sets them side by side all the same)"
+        )
     columns = _columns(runs)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
     notes, memory = comparison_notes(columns), memory_by_column(columns)

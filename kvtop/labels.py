@@ -19,6 +19,9 @@ def setting(key: str, value: Any) -> str:
     """One setting in a label; "" for one that speaks for itself and has no value."""
     if key in _BARE:
         return "" if value is None else Path(str(value)).name
+    if key == "computed_by":  # a long line: what attends is named, by its first word (CPU, torch, Triton)
+        found = str(value or "").rpartition("attention by ")[2].split()
+        return f"attn={found[0]}" if found else ""
     if key in _SWITCH:
         return f"{_SWITCH[key]}={'on' if value else 'off'}"
     return f"{_SHORTER.get(key, key)}={short(value)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
+from kvtop.cli.plotting import add_plot_options, check_plot_options, plot_options, show_plots
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
 from kvtop.cli.terminal import ProgressLine, interruptible
 from kvtop.cli.text import format_ns, percent, significant
@@ -69,15 +69,22 @@ def add_rerun_options(parser: argparse._ActionsContainer) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run everything, then compare. 1 when a run failed or no request succeeded, 130 when interrupted."""
+    from kvtop.bench import conflicts
     from kvtop.engine.errors import UsageError
 
     if not args.workload:
         raise UsageError("bench needs a workload: -w NAME or FILE (`kvtop workloads` lists the built-in ones)")
     check_plot_options(args)
-    result = run_points(make_specs(args), args.output, resume=args.resume, force=args.force)
+    specs = make_specs(args)
+    if (asked := plot_options(args)) and (found := conflicts(specs)):
+        raise UsageError(
+            f"{asked}: nothing to draw, the runs would not be comparable: {'; '.join(found)} "
+            f"(run them without; `kvtop compare --force {args.output}` then sets them side by side all the same)"
+        )
+    result = run_points(specs, args.output, resume=args.resume, force=args.force)
     comparisons = print_comparison([outcome.run_dir for outcome in result.outcomes if outcome.run_dir is not None])
-    show_plots(args, comparisons)
-    return result.exit_code
+    plotted = show_plots(args, comparisons)
+    return result.exit_code or plotted
 
 
 def make_specs(args: argparse.Namespace) -> list[RunSpec]:

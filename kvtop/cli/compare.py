@@ -6,14 +6,12 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from kvtop.cli.bench import EXIT_INTERRUPTED, add_point_options, make_specs, run_points
 from kvtop.cli.comparison import render
 from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
 from kvtop.cli.run_options import add_engine_options, add_json, add_workload_options
-from kvtop.run.spec import RunSpec
 
 DESCRIPTION = """\
 Set runs side by side: latency percentiles with the number of values behind them, throughput, hit rate, preemptions,
@@ -59,22 +57,27 @@ def run(args: argparse.Namespace) -> int:
     if args.workload:
         code, paths = _make_runs(args)
         if code == EXIT_INTERRUPTED or not paths:
+            show_plots(args, [])
             return code
     comparisons = compare_paths(paths, force=args.force)
     if args.json:
         print(json.dumps([comparison.as_json() for comparison in comparisons], indent=2, allow_nan=False))
     else:
         print("\n\n".join(render(comparison) for comparison in comparisons))
-    show_plots(args, comparisons, text=not args.json)
-    return code
+    plotted = show_plots(args, comparisons, text=not args.json)
+    return code or plotted
 
 
 def _make_runs(args: argparse.Namespace) -> tuple[int, list[Path]]:
     """Run the points; result lines go to stderr, so that stdout holds the comparison alone."""
     from contextlib import redirect_stdout
 
+    from kvtop.bench import conflicts
+    from kvtop.engine.errors import UsageError
+
     specs = make_specs(args)
-    _check_comparable(specs, args.force)
+    if (found := conflicts(specs, by_workload=False)) and not args.force:
+        raise UsageError(f"not comparable: {'; '.join(found)} (--force compares all the same)")
     out_dir = args.output or Path(tempfile.mkdtemp(prefix="kvtop-compare-"))
     with redirect_stdout(sys.stderr):
         result = run_points(specs, out_dir, resume=args.resume, force=args.force)
@@ -84,12 +87,3 @@ def _make_runs(args: argparse.Namespace) -> tuple[int, list[Path]]:
         outcome.run_dir for outcome in result.outcomes if outcome.status != "failed" and outcome.run_dir is not None
     ]
     return result.exit_code, done
-
-
-def _check_comparable(specs: Sequence[RunSpec], force: bool) -> None:
-    """Say before the runs what would be refused after them."""
-    from kvtop.engine.errors import UsageError
-
-    sizes = list(dict.fromkeys(spec.engine["block_size"] for spec in specs))
-    if len(sizes) > 1 and not force:
-        raise UsageError(f"not comparable: block size is {sizes[0]} and {sizes[1]} (--force compares all the same)")

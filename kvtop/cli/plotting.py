@@ -37,20 +37,28 @@ def check_plot_options(args: argparse.Namespace) -> None:
     """Refuse a file that cannot be written before anything runs.
 
     Raises:
-        UsageError: a directory in its place, or no directory to put it in.
+        UsageError: anything but a regular file in its place, or a place where no file can be made.
     """
     from kvtop.engine.errors import UsageError
+    from kvtop.results.files import FileError, check_replaceable
 
     if args.svg is None:
         return
-    if args.svg.is_dir():
-        raise UsageError(f"--svg {args.svg}: is a directory, expected a file name")
-    if not args.svg.parent.is_dir():
-        raise UsageError(f"--svg {args.svg}: there is no directory {args.svg.parent}")
+    try:
+        check_replaceable(args.svg)
+    except FileError as error:
+        raise UsageError(f"--svg {error}") from None
 
 
-def show_plots(args: argparse.Namespace, comparisons: Sequence[Comparison], *, text: bool = True) -> None:
+def plot_options(args: argparse.Namespace) -> str:
+    """The options given that ask for a plot, as they are called: "", ``--plot``, ``--svg`` or ``--plot and --svg``."""
+    return " and ".join(name for name, value in (("--plot", args.plot), ("--svg", args.svg)) if value)
+
+
+def show_plots(args: argparse.Namespace, comparisons: Sequence[Comparison], *, text: bool = True) -> int:
     """Print what ``--plot`` asks for, unless not ``text``, and write the file of ``--svg``; nothing without either.
+
+    Returns the exit code: 1, with a line that says so, when a plot was asked for and there is nothing to draw.
 
     Raises:
         FileError: the disk refuses.
@@ -61,11 +69,17 @@ def show_plots(args: argparse.Namespace, comparisons: Sequence[Comparison], *, t
     from kvtop.plots.panels import panels
     from kvtop.results.files import write_bytes
 
+    if not plot_options(args):
+        return 0
+    if not comparisons:
+        print(f"kvtop: {plot_options(args)}: no plot was made, there is no comparison to draw", file=sys.stderr)
+        return 1
     keys = list(dict.fromkeys(args.plot or ([] if args.svg is None else [DEFAULT_MEASURE])))
     made = panels(comparisons, keys)
     if text:
         for panel in made:
             print(f"\n{lines.render(panel, width=output_width(), scale=args.plot_axis)}")
-    if args.svg is not None and made:
+    if args.svg is not None:
         write_bytes(args.svg, svg.render(made, args.plot_axis).encode())
         print(f"kvtop: plot written to {args.svg}", file=sys.stderr)
+    return 0

@@ -59,10 +59,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--block-size", type=count, default=16, metavar="N", help="tokens a block (default 16)")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--preemption", metavar="MODE", help="recompute (default), or swap to host memory")
-    engine.add_argument("--host-blocks", metavar="N", type=count, help="blocks in host memory, for --preemption swap")
     engine.add_argument(
-        "--host-cache-blocks", metavar="N", type=count,
-        help="further blocks in host memory, for prefixes evicted from the cache (default: they are lost)",
+        "--host-blocks", metavar="N", type=count_or_zero, help="blocks in host memory, for --preemption swap"
+    )
+    engine.add_argument(
+        "--host-cache-blocks", metavar="N", type=count_or_zero,
+        help="further blocks in host memory, for prefixes evicted from the cache (default 0: they are lost)",
     )  # fmt: skip
     engine.add_argument(
         "--policy-param", action="append", default=[], metavar="NAME=VALUE",
@@ -120,8 +122,8 @@ def engine_values(args: argparse.Namespace, policy: str, allocator: str = "paged
     given = {
         "eviction": args.eviction,
         "preemption": args.preemption,
-        "host_blocks": args.host_blocks,
-        "host_cache_blocks": args.host_cache_blocks,
+        "host_blocks": args.host_blocks or None,  # 0 is the default: the same run, whether it is written or not
+        "host_cache_blocks": args.host_cache_blocks or None,
         "victim": args.victim,
         "batch_policy": args.batch_policy,
         "kv_dtype": None if args.kv_dtype == "auto" else args.kv_dtype,

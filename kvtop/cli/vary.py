@@ -18,11 +18,14 @@ from kvtop.engine.errors import UnknownName, UsageError
 
 SWITCH = {"on": True, "off": False}
 
+REPEATED = {"workload": "-w", "policy": "-p", "allocator": "--allocator"}
+"""What is varied by repeating an option of its own, and that option."""
+
 
 def add_vary_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--vary", action="append", default=[], metavar="KEY=V1,V2",
-        help="each of these values of an engine option, e.g. prefix-caching=off,on or block-size=8,16 (the first is "
+        help="each of these values of an engine option, e.g. prefix-caching=off,on or max-num-seqs=8,16 (the first is "
         "what the others are compared with)",
     )  # fmt: skip
 
@@ -45,9 +48,13 @@ def variants(args: argparse.Namespace) -> list[argparse.Namespace]:
             raise UsageError(f"--vary {key} is given twice; name all its values in one: {key}=V1,V2")
         asked[key] = options.read(key, [value.strip() for value in values.split(",")])
     options.check(args, asked)
-    return [
+    made = [
         options.replaced(args, dict(zip(asked, chosen, strict=True))) for chosen in itertools.product(*asked.values())
     ]
+    if "swap" in asked.get("preemption", ()):  # host blocks are meant for those that swap, the others have no use
+        for variant in made:
+            variant.host_blocks = variant.host_blocks if variant.preemption == "swap" else None
+    return made
 
 
 class _Options:
@@ -65,6 +72,9 @@ class _Options:
 
     def read(self, key: str, texts: list[str]) -> list[Any]:
         """The values of ``key``, read as the option itself reads them; one that is written twice counts once."""
+        if key in REPEATED:
+            flag = REPEATED[key]
+            raise UsageError(f"--vary {key}: repeat {flag} instead: {' '.join(f'{flag} {text}' for text in texts)}")
         if key not in self._actions:
             raise UnknownName("--vary key", key, self._actions)
         return list(dict.fromkeys(self._value(self._actions[key], key, text) for text in texts))
@@ -72,9 +82,9 @@ class _Options:
     def check(self, args: argparse.Namespace, keys: Collection[str]) -> None:
         """Neither an option that is varied nor one that excludes it is given as well."""
         varied = [self._actions[key] for key in keys]
-        given = [a for a in self._actions.values() if a in varied or getattr(args, a.dest) != a.default]
+        given = [action for action in self._actions.values() if action in varied or action.dest in args.given]
         for key, action in zip(keys, varied, strict=True):
-            if getattr(args, action.dest) != action.default:
+            if action.dest in args.given:
                 raise UsageError(f"--vary {key}: {action.option_strings[-1]} is given as well")
             for other in given:
                 if other is not action and any(action in group and other in group for group in self._groups):

@@ -40,6 +40,18 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert f"forced: {name}" in capsys.readouterr().out
 
 
+def test_what_attends_names_the_columns_that_differ_in_it(tmp_path: Path) -> None:
+    ways = {
+        "auto": "CPU kernels (linear, norm); attention by CPU kernels",
+        "int8": "torch; attention by torch operations",
+    }
+    runs = [simple_run(tmp_path / name, kv_dtype=name, computed_by=way) for name, way in ways.items()]
+    labels = [column.label for column in compare_paths(runs)[0].columns]
+    assert labels == ["fcfs auto attn=CPU", "fcfs int8 attn=torch"]
+    unknown = [simple_run(tmp_path / "old", computed_by=None), runs[0]]
+    assert compare_paths(unknown)[0].columns[0].label == "fcfs"
+
+
 def test_a_run_against_itself_is_the_same_in_every_row(tmp_path: Path) -> None:
     run = simple_run(tmp_path / "one", host_cache_blocks=4)
     comparison = compare_paths([run, run])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import xml.etree.ElementTree as ET
@@ -12,6 +13,8 @@ import pytest
 from made_runs import MS, S, finished, make_run, simple_run, steps_of
 
 from kvtop.cli.main import main
+from kvtop.cli.parser import Parser
+from kvtop.cli.plotting import add_plot_options, show_plots
 from kvtop.compare import compare_paths
 from kvtop.plots import svg, text
 from kvtop.plots.axes import Axis, tick_text
@@ -165,18 +168,37 @@ def test_compare_draws_below_the_table_and_into_a_file(tmp_path: Path, capsys: p
         ("--plot-axis lgo", "unknown axis 'lgo'"),
         ("--svg {tmp}", "is a directory, expected a file name"),
         ("--svg {tmp}/no/plot.svg", "there is no directory"),
+        ("--svg {tmp}/pipe", "pipe: is a pipe, expected a file name"),
+        ("--svg {tmp}/to-pipe", "to-pipe: is a pipe, expected a file name"),
+        ("--svg {tmp}/loop", "loop: cannot write: "),
+        ("--svg /proc/plot.svg", "--svg /proc/plot.svg: cannot write: "),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, says: str
 ) -> None:
     out = tmp_path / "out"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    (tmp_path / "loop").symlink_to("loop")
     options = words.format(tmp=tmp_path).split()
     assert main(["bench", "-w", "apc", "--executor", "null", "-o", str(out), *options]) == 2
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
     assert not out.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "pipe", "to-pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_without_a_comparison_a_plot_is_told_to_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("kvtop bench")
+    add_plot_options(parser)
+    args = parser.parse(["--plot", "itl", "--svg", str(tmp_path / "plot.svg")])
+    assert show_plots(args, []) == 1
+    assert capsys.readouterr().err == "kvtop: --plot and --svg: no plot was made, there is no comparison to draw\n"
+    assert list(tmp_path.iterdir()) == []
+    assert show_plots(parser.parse([]), []) == 0
 
 
 def test_the_figures_of_each_class_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,18 @@ def test_variants_have_directories_and_labels_of_their_own(tmp_path: Path) -> No
     assert labels[-1] == "lpm apc max_num_seqs=8 cache=on r1"
 
 
+def test_off_is_zero_and_the_same_run_as_not_saying_it() -> None:
+    keys = ("host_cache_blocks",)
+    assert engines(f"{NULL} --vary host-cache-blocks=0,128", *keys) == [(None,), (128,)]
+    assert specs(f"{NULL} --host-cache-blocks 0 --host-blocks 0") == specs(NULL)
+
+
+def test_host_blocks_are_for_the_points_that_swap() -> None:
+    made = engines(f"{NULL} --vary preemption=recompute,swap --vary host-blocks=4", "preemption", "host_blocks")
+    assert made == [("recompute", None), ("swap", 4)]
+    assert engines(f"{NULL} --vary preemption=recompute,swap --host-blocks 4", "host_blocks") == [(None,), (4,)]
+
+
 def test_a_value_written_twice_is_one_variant() -> None:
     assert engines(f"{NULL} --vary block-size=8,8", "block_size") == [(8,)]
 
@@ -85,6 +97,12 @@ def test_a_value_written_twice_is_one_variant() -> None:
         ("--vary num-blocks=10 --vary kv-memory=1GiB", "--vary num-blocks: not allowed with --kv-memory"),
         ("--vary block-size=8,32 --block-size 4", "--vary block-size: --block-size is given as well"),
         ("--vary prefix-caching=on --no-prefix-caching", "--vary prefix-caching: "),
+        ("--vary block-size=8,32 --block-size 16", "--vary block-size: --block-size is given as well"),
+        ("--vary block-size=8,32 --block-size=16", "--vary block-size: --block-size is given as well"),
+        ("--vary model=tiny,default -mdefault", "--vary model: --model is given as well"),
+        ("--vary policy=fcfs,lpm", "--vary policy: repeat -p instead: -p fcfs -p lpm"),
+        ("--vary allocator=paged,contiguous-max", "--vary allocator: repeat --allocator instead: --allocator paged "),
+        ("--vary preemption=recompute --vary host-blocks=4", "preemption by recompute never uses them"),
         ("--vary block-size=8 --vary block-size=16", "--vary block-size is given twice"),
         ("--vary prefix-caching=on --allocator contiguous-max", "prefix_caching needs the paged allocator"),
     ],
@@ -97,6 +115,62 @@ def test_a_mistake_is_one_line_before_anything_runs(
     assert found.err.count("\n") == 1
     assert says in found.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("varied", "says"),
+    [
+        ("--vary block-size=8,16", "block size is 8 and 16"),
+        ("--vary executor=null,torch -m tiny", "clock kind is virtual and real"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["--plot ttft", "--svg {tmp}/plot.svg"])
+def test_a_plot_of_what_cannot_be_compared_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], varied: str, says: str, asked: str
+) -> None:
+    options = asked.format(tmp=tmp_path).split()
+    assert main(["bench", "-w", "apc", *varied.split(), *options, "-o", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert f"{options[0]}: " in err
+    assert f"`kvtop compare --force {tmp_path / 'out'}`" in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_plot_they_run_and_compare_can_be_made_to_show_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    words = ["-w", "apc", "--executor", "null", "--limit", "2", "--vary", "block-size=8,16"]
+    assert main(["bench", *words, "-o", out]) == 0
+    found = capsys.readouterr()
+    assert found.out.count(": complete, ") == 2
+    assert "not comparable: block size is 8 in " in found.err
+    assert "`kvtop compare --force` sets them side by side" in found.err
+    assert main(["compare", "--force", out]) == 0
+    assert "forced: block size is 8 in " in capsys.readouterr().out
+
+
+def test_a_plot_that_only_the_results_rule_out_is_a_failure_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts cut at other lengths are other workloads, which nobody knows before they are cut."""
+    words = ["-w", "apc", "--executor", "null", "--limit", "2", "--too-long", "truncate"]
+    svg = tmp_path / "plot.svg"
+    varied = ["--vary", "max-model-len=200,300", "--svg", str(svg)]
+    assert main(["bench", *words, *varied, "-o", str(tmp_path / "out")]) == 1
+    err = capsys.readouterr().err
+    assert "not comparable: workload hash is " in err
+    assert "kvtop: --svg: no plot was made, there is no comparison to draw\n" in err
+    assert not svg.exists()
+
+
+def test_workloads_side_by_side_are_refused_before_they_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", "-w", "apc", "-w", "chunked", "--executor", "null", "-o", str(out)]) == 2
+    assert "not comparable: workload is apc and chunked" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_block_sizes_side_by_side_are_refused_before_they_run(
