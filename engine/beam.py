@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvtop.engine.types import SamplingParams
 
@@ -62,20 +63,23 @@ class BeamState:
         At equal scores the beam that was better goes first, then its better candidate.
         """
         num_output = len(outputs[0]) + 1
-        best = [
-            Pick(parent, token, self.scores[parent] + logprob)
-            for parent, tokens in enumerate(candidates)
+        scored = [
+            (score + logprob, parent, token)
+            for parent, (score, tokens) in enumerate(zip(self.scores, candidates, strict=True))
             for token, logprob in tokens
         ]
-        best.sort(key=lambda pick: -pick.score)  # stable: that is the rule at equal scores
+        # The sort is stable, reversed too: that is the rule at equal scores. It merges what each beam brings in order,
+        # in a fraction of the time of heapq.nlargest.
+        best = sorted(scored, key=itemgetter(0), reverse=True)[: self.num_top]
         going_on: list[Pick] = []
-        for rank, pick in enumerate(best[: self.num_top]):
-            stopped = num_output >= self.params.min_tokens and pick.token in self.stops
+        for rank, (score, parent, token) in enumerate(best):
+            stopped = num_output >= self.params.min_tokens and token in self.stops
             if not stopped and num_output < self.max_output:
-                going_on.append(pick)
+                going_on.append(Pick(parent, token, score))
+                if len(going_on) == self.num_beams:
+                    break  # whoever comes after is too far down to finish
             elif rank < self.num_beams:
-                self._finish((*outputs[pick.parent], pick.token), pick.score, stopped=stopped)
-        del going_on[self.num_beams :]
+                self._finish((*outputs[parent], token), score, stopped=stopped)
         if not going_on or self._is_over(going_on[0].score, num_output):
             return []
         self.scores = [pick.score for pick in going_on]

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvtop.engine.checks import check_flag, check_ids, check_integer
 from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.windows import longest_that_fits
 
@@ -14,6 +15,8 @@ ALLOCATORS = ("paged", "contiguous-max", "contiguous-pow2", "contiguous-oracle")
 PREEMPTION_MODES = ("recompute", "swap")
 
 KV_DTYPES = ("auto", "int8", "fp8")
+
+NAMES = ("policy", "batch_policy", "victim", "eviction", "allocator", "preemption", "kv_dtype")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +67,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("keep_finished", 0),
             ("ghost_entries", 0),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < low:
-                raise ConfigError(f"{name} is {value!r}, expected an integer >= {low}")
+            check_integer(ConfigError, name, getattr(self, name), low)
+        self._check_types()
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len is {self.max_model_len}, expected at least 2 (one prompt token, one output)"
@@ -92,6 +94,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"(raise max_batched_tokens or lower max_model_len)"
             )
 
+    def _check_types(self) -> None:
+        """What a TOML table cannot get wrong (msgspec converts it), but a caller can."""
+        check_integer(ConfigError, "max_queue", self.max_queue, 0, or_none=True)
+        if self.max_model_len is not None and type(self.max_model_len) is not int:
+            raise ConfigError(f"max_model_len is {self.max_model_len!r}, expected an integer >= 2 or None")
+        for name in NAMES:
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected a name")
+        check_flag(ConfigError, "chunked_prefill", self.chunked_prefill)
+        if self.prefix_caching is not None:
+            check_flag(ConfigError, "prefix_caching", self.prefix_caching)
+        if not isinstance(self.policy_params, dict):
+            raise ConfigError(f"policy_params is {self.policy_params!r}, expected a dict of parameters")
+        check_ids(ConfigError, "eos_token_ids", self.eos_token_ids)
+
     def _check_host_tier(self) -> None:
         if not self.host_cache_blocks:
             return
@@ -104,7 +121,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_groups(self) -> None:
         groups = self.kv_groups
-        if not groups or any(window is not None and window < 2 for window in groups):
+        windows = groups if isinstance(groups, tuple) else ()
+        if not windows or any(w is not None and (type(w) is not int or w < 2) for w in windows):
             raise ConfigError(f"kv_groups is {groups}, expected at least one group, each None or a window >= 2 tokens")
         if groups == (None,):
             return

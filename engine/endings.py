@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+
 from kvtop.engine.beam import BeamState
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.sequence import Sequence
@@ -16,7 +19,9 @@ class Endings:
         self.decode = decoder_of(executor)  # None: it has no tokenizer
         self._limit = config.effective_len
         self._model_limit = config.max_model_len
-        self._eos = frozenset(config.eos_token_ids or executor.eos_token_ids)
+        vocab_size: int | None = getattr(executor, "vocab_size", None)
+        self._vocabulary = range(sys.maxsize if vocab_size is None else vocab_size)
+        self._eos = self._known(config.eos_token_ids or executor.eos_token_ids)
 
     def prepare(self, seq: Sequence) -> None:
         """Work out once what ends ``seq``: the tokens that stop it, and the length at which it ends at the latest."""
@@ -36,8 +41,11 @@ class Endings:
             request.num_samples = params.n
 
     def stops(self, params: SamplingParams) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        """Tokens that end an answer. An id outside the vocabulary is none."""
+        return self._known(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+
+    def _known(self, ids: Iterable[int]) -> frozenset[int]:
+        return frozenset([token for token in ids if token in self._vocabulary])
 
     def reason(self, seq: Sequence, token: int, out: StepOutput) -> FinishReason | None:
         """Stop before length before capacity; below min_tokens nothing stops, but the lengths still bind.

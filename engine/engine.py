@@ -19,7 +19,7 @@ from kvtop.engine.executors.null import NullExecutor
 from kvtop.engine.policies.future import FutureUses
 from kvtop.engine.policies.registry import PolicyContext
 from kvtop.engine.prefix_cache import KeyFn
-from kvtop.engine.prompts import as_tokens, outside
+from kvtop.engine.prompts import as_tokens, check_types, check_vocabulary
 from kvtop.engine.recorder import AnyRecorder, NullRecorder
 from kvtop.engine.scheduler import Scheduler
 from kvtop.engine.sequence import Request, Sequence
@@ -106,12 +106,12 @@ class Engine:
         Raises:
             RequestTooLong: the prompt reaches the effective length.
             QueueFull: ``max_queue`` sequences wait already.
-            InvalidRequest: an empty prompt, a token that is none, an id in use.
+            InvalidRequest: an empty prompt, a token that is none, an id in use, a value of another type.
         """
         return self.submit_spec(
             RequestSpec(
                 prompt=prompt,
-                params=params or SamplingParams(),
+                params=SamplingParams() if params is None else params,
                 request_id=request_id,
                 arrival_ns=arrival_ns,
                 priority=priority,
@@ -121,9 +121,13 @@ class Engine:
         )
 
     def submit_spec(self, spec: RequestSpec) -> str:
-        """As ``submit``, for a request as workloads hand it over. A refused one is recorded as rejected."""
+        """As ``submit``, for a request as workloads hand it over.
+
+        A refused one is recorded as rejected; not one of another type, or whose id is in use.
+        """
         now = self.clock.now_ns()
         tokens = as_tokens(spec.prompt)
+        check_types(spec)
         if spec.request_id in self._requests or spec.request_id in self._sequences:
             # Not recorded: the stream already has a live request of this name.
             raise InvalidRequest(f"request id {spec.request_id!r} is in use")
@@ -134,16 +138,26 @@ class Engine:
         self.recorder.request(views.arrived_event(request))
         try:
             self._validate(request, tokens)
-        except InvalidRequest as error:
-            self.recorder.decide(("rejected", request_id, len(spec.prompt), type(error).__name__))
+            seq = self._enqueue(request, tokens)
+        except BaseException as error:  # whatever it was: what has arrived must have an end in the log
+            self.recorder.decide(("rejected", request_id, len(tokens), type(error).__name__))
             if self.recorder.enabled:
+                request.sequences.clear()
                 self.accountant.sealer.pending.append(views.rejected_event(request, now, str(error)))
             raise
+        self._requests[request_id] = request
+        self._sequences[request_id] = seq
+        self.recorder.decide(("arrived", request_id, seq.num_prompt))
+        return request_id
+
+    def _enqueue(self, request: Request, tokens: list[int]) -> Sequence:
+        """The first sequence of ``request``, in the queue."""
+        spec = request.spec
         seq = Sequence(
-            seq_id=request_id,
+            seq_id=request.request_id,
             branch=0,
             request=request,
-            order=(spec.priority, sched, request.submission, 0),
+            order=(spec.priority, request.t_sched_ns, request.submission, 0),
             tokens=tokens,
             num_prompt=len(tokens),
             wait_since_step=self.num_steps,
@@ -157,10 +171,7 @@ class Engine:
         except BaseException:  # a user's own policy may raise anything; then nothing has happened
             self._context.tenants.ended(spec.tenant)
             raise
-        self._requests[request_id] = request
-        self._sequences[request_id] = seq
-        self.recorder.decide(("arrived", request_id, seq.num_prompt))
-        return request_id
+        return seq
 
     def _own_id(self) -> str:
         """The submission number as a name, or the next one that no user has taken."""
@@ -177,16 +188,15 @@ class Engine:
             raise InvalidRequest(f"request {request_id!r}: empty prompt, expected at least one token")
         if len(spec.prompt) >= limit:
             raise RequestTooLong(len(spec.prompt), limit, request_id)
-        vocab = getattr(self.executor, "vocab_size", None)
-        if (bad := outside(tokens, vocab)) is not None:
-            last = "" if vocab is None else vocab - 1
-            raise InvalidRequest(f"request {request_id!r}: token id {bad} is outside the vocabulary (0 to {last})")
-        if spec.params.stop and self.accountant.endings.decode is None:
+        vocab, params = getattr(self.executor, "vocab_size", None), spec.params
+        stops = self.accountant.endings.stops(params)
+        check_vocabulary(request_id, tokens, params, stops, vocab)
+        if params.stop and self.accountant.endings.decode is None:
             raise InvalidRequest(f"request {request_id!r}: stop strings need a tokenizer; use stop_token_ids")
-        if spec.params.prompt_logprobs and not getattr(self.executor, "scores_prompts", False):
+        if params.prompt_logprobs and not getattr(self.executor, "scores_prompts", False):
             raise InvalidRequest(f"request {request_id!r}: executor {self.executor.name} gives no prompt_logprobs")
-        if spec.params.num_beams > 1:
-            check_beams(request_id, spec.params, self.accountant.endings.stops(spec.params), self.config, vocab)
+        if params.num_beams > 1:
+            check_beams(request_id, params, stops, self.config, vocab)
         request.extra = views.normalise_extra(spec.extra_key, request_id)
         if self.config.max_queue is not None and len(self.scheduler.waiting) >= self.config.max_queue:
             raise QueueFull(f"request {request_id!r}: {len(self.scheduler.waiting)} wait, max_queue is reached")
@@ -332,7 +342,7 @@ class Engine:
         A branch for which there is no seat (or, without paging, no room) waits alone.
 
         Raises:
-            InvalidRequest: not running, still computing its prompt, n < 2, or the last step failed.
+            InvalidRequest: not running, still computing its prompt, n no integer >= 2, or the last step failed.
         """
         if self._unfinished:
             # A branch would share blocks whose content is still on its way.
@@ -344,8 +354,8 @@ class Engine:
             raise InvalidRequest(f"cannot fork {request_id!r}: its prompt is not computed yet")
         if seq.request.beams is not None:
             raise InvalidRequest(f"cannot fork {request_id!r}: its beams fork by themselves")
-        if n < 2:
-            raise InvalidRequest(f"cannot fork {request_id!r} into {n}: n is the total and at least 2")
+        if type(n) is not int or n < 2:
+            raise InvalidRequest(f"cannot fork {request_id!r} into {n!r}: n is the total and at least 2")
         seq.request.num_samples = 1
         children = [self.accountant.fork(seq, self.clock.now_ns()) for _ in range(n - 1)]
         self._register_forks(StepOutput(self.num_steps))
@@ -356,13 +366,14 @@ class Engine:
 
         Raises:
             KvtopError: not the paged allocator; the others give back whole runs.
+            InvalidRequest: no such block.
             InvariantError: the block is fresh.
         """
-        self._paged("pin").pool.pin(block)
+        self._paged("pin").pool.pin(self._known(block))
         self.recorder.decide(("pin", self.allocator.group_of(block), block))
 
     def unpin(self, block: int) -> None:
-        self.allocator.pool.unpin(block, self.allocator.step)
+        self.allocator.pool.unpin(self._known(block), self.allocator.step)
         self.recorder.decide(("unpin", self.allocator.group_of(block), block))
 
     def reset_prefix_cache(self) -> ResetResult:
@@ -376,6 +387,7 @@ class Engine:
             InvalidRequest: the block is not idle, or a published child hangs under it.
         """
         allocator = self._paged("evict")
+        self._known(block)
         if block not in allocator.pool.evictor or allocator.cache.num_children[block]:
             raise InvalidRequest(f"cannot evict block {block}: it is not idle, or has published children")
         allocator.evict(block, "forced")
@@ -388,6 +400,11 @@ class Engine:
         if not isinstance(self.allocator, CachingAllocator):
             raise KvtopError(f"{what} needs the paged allocator, this engine uses {self.config.allocator}")
         return self.allocator
+
+    def _known(self, block: int) -> int:
+        if type(block) is not int or not 0 <= block < self.config.num_blocks:
+            raise InvalidRequest(f"no block {block!r}: blocks are 0 to {self.config.num_blocks - 1}")
+        return block
 
     # -- looking in ----------------------------------------------------------------------------------------------
 
@@ -408,7 +425,7 @@ class Engine:
         raise InvalidRequest(f"no request {request_id!r}")
 
     def block(self, block: int) -> BlockView:
-        return views.block_view(self.allocator, block, self._sequences.values())
+        return views.block_view(self.allocator, self._known(block), self._sequences.values())
 
     def keyframe(self) -> Keyframe:
         """The whole pool and request table now."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kvtop.engine.checks import LARGEST, SMALLEST, check_flag, check_ids, check_integer, check_number
 from kvtop.engine.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 NULL_BLOCK = -1
 """Entry of a block table whose block fell out of the group's window: nothing is there and nobody reads it."""
+
+GREEDY_BELOW = 1e-5
+"""A temperature below it is greedy: logits divided by it would leave the numbers that fp64 tells apart."""
 
 ExtraKey = Mapping[str, str | int]
 """Tagged extra key of a request, e.g. ``{"adapter": "x@rev2", "salt": "tenant-7"}``."""
@@ -89,12 +93,14 @@ class ResetResult(StrEnum):
 class SamplingParams:
     """How one request is sampled.
 
-    ``temperature`` 0 is greedy. ``n`` branches share the prompt. ``forced_output`` makes any executor emit these
-    tokens (a recorded answer), so that the next turn of a recorded conversation has the same prompt under every policy.
+    ``temperature`` 0 is greedy, and so is one below ``GREEDY_BELOW`` (1e-5). ``n`` branches share the prompt.
+    ``forced_output`` makes any executor emit these tokens (a recorded answer), so that the next turn of a recorded
+    conversation has the same prompt under every policy.
 
     ``stop`` are texts that end an answer with the token that completes one of them; its text is cut before it, its
-    tokens are not. They need an executor with a tokenizer. ``prompt_logprobs`` asks for the log-probability of every
-    prompt token but the first: such a prompt is computed whole, and nothing of it is taken from the cache.
+    tokens are not. They need an executor with a tokenizer. Stop ids outside the vocabulary never count.
+    ``prompt_logprobs`` asks for the log-probability of every prompt token but the first: such a prompt is computed
+    whole, and nothing of it is taken from the cache.
 
     ``num_beams`` above 1 is beam search, with the meaning of transformers' ``generate(do_sample=False)``: ``n`` is then
     the number of answers returned, at most ``num_beams`` (``num_return_sequences`` there), best first under the ids
@@ -103,7 +109,7 @@ class SamplingParams:
     the end only, so nothing is emitted before. With ``num_beams`` 1 the other two mean nothing.
 
     Raises:
-        InvalidRequest: a value out of its range.
+        InvalidRequest: a value of another type, or out of its range.
     """
 
     max_tokens: int = 16
@@ -123,36 +129,48 @@ class SamplingParams:
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(text, str) and text for text in self.stop):
             raise InvalidRequest(f"stop is {self.stop!r}, expected a tuple of texts, none of them empty")
         for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0), ("num_beams", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < low:
-                raise InvalidRequest(f"{name} is {value!r}, expected an integer >= {low}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InvalidRequest(f"temperature is {self.temperature!r}, expected a finite number >= 0")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p is {self.top_p!r}, expected 0 < top_p <= 1")
+            check_integer(InvalidRequest, name, getattr(self, name), low)
+        check_number(InvalidRequest, "temperature", self.temperature, 0.0, LARGEST, "a finite number >= 0")
+        check_number(InvalidRequest, "top_p", self.top_p, SMALLEST, 1.0, "0 < top_p <= 1")
+        check_number(InvalidRequest, "length_penalty", self.length_penalty, -10, 10, "a number from -10 to 10")
+        if self.seed is not None and type(self.seed) is not int:
+            raise InvalidRequest(f"seed is {self.seed!r}, expected an integer or None")
+        check_flag(InvalidRequest, "ignore_eos", self.ignore_eos)
+        check_flag(InvalidRequest, "prompt_logprobs", self.prompt_logprobs)
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        if self.forced_output is not None and len(self.forced_output) < self.max_tokens:
-            raise InvalidRequest(f"forced_output has {len(self.forced_output)} tokens, max_tokens is {self.max_tokens}")
+        check_ids(InvalidRequest, "stop_token_ids", self.stop_token_ids)
+        if (forced := self.forced_output) is not None:
+            check_ids(InvalidRequest, "forced_output", forced)
+            if len(forced) < self.max_tokens:
+                raise InvalidRequest(f"forced_output has {len(forced)} tokens, max_tokens is {self.max_tokens}")
+            if min(forced) < 0:
+                raise InvalidRequest(f"forced_output has the token id {min(forced)}, expected ids >= 0")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'")
         if self.num_beams > 1:
             self._check_beams()
+        for name in ("stop", "stop_token_ids", "forced_output"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not tuple:
+                object.__setattr__(self, name, tuple(value))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
 
     def _check_beams(self) -> None:
         if self.stop:
             raise InvalidRequest(f"num_beams is {self.num_beams}: stop strings end no beam; use stop_token_ids")
-        if self.temperature > 0:
+        if not self.greedy:
             raise InvalidRequest(f"num_beams is {self.num_beams} at temperature {self.temperature:g}, expected 0")
         if self.forced_output is not None:
             raise InvalidRequest(f"num_beams is {self.num_beams}: beams choose their tokens, forced_output cannot")
         if self.n > self.num_beams:
             raise InvalidRequest(f"n is {self.n}, expected at most num_beams ({self.num_beams})")
-        if not isinstance(self.length_penalty, int | float) or not -10 <= self.length_penalty <= 10:
-            raise InvalidRequest(f"length_penalty is {self.length_penalty!r}, expected a number from -10 to 10")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise InvalidRequest(f"early_stopping is {self.early_stopping!r}, expected True, False or 'never'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,13 @@ class SampleSpec:
 def sample(logits: Tensor, specs: Sequence[SampleSpec], eos_token_ids: Sequence[int]) -> list[tuple[int, ...]]:
     """``num_samples`` tokens for each row of ``logits`` (len(specs), V), which is not changed.
 
-    Greedy rows take the first maximum, all of them in one operation. A row with NaN gives NO_TOKEN. A device is waited
-    for once, at the end; once more for each row that draws with ``top_p`` alone.
+    Greedy rows (``SamplingParams.greedy``) take the first maximum, all of them in one operation. A row with NaN
+    gives NO_TOKEN. A device is waited for once, at the end; once more for each row that draws with ``top_p`` alone.
     """
     logits = _forbid_stops(logits, specs, eos_token_ids)
     # NaN anywhere in a row shows in its maximum.
     greedy = logits.argmax(-1).masked_fill_(logits.amax(-1).isnan(), NO_TOKEN)
-    drawing = [i for i, spec in enumerate(specs) if spec.params.temperature > 0]
+    drawing = [i for i, spec in enumerate(specs) if not spec.params.greedy]
     points = _points([specs[i] for i in drawing], logits.device)
     drawn = [_draw(logits[i], specs[i].params, part) for i, part in zip(drawing, points, strict=True)]
     found = iter(torch.cat([greedy, *drawn]).tolist())

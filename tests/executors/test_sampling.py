@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvtop.engine.executors.sampling import NO_TOKEN, SampleSpec, best, sample, uniform
-from kvtop.engine.types import SamplingParams
+from kvtop.engine.types import GREEDY_BELOW, SamplingParams
 
 VOCAB = 50
 
@@ -173,3 +173,18 @@ def test_a_forbidden_end_token_is_no_candidate_and_changes_no_other_score() -> N
     )
     assert plain[0][0] == end
     assert forbidden[:4] == plain[1:]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-20, 9.9e-6])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}, {"top_p": 0.5}])
+def test_a_tiny_temperature_is_greedy(temperature: float, more: dict) -> None:
+    rows = torch.stack([logits(seed) for seed in range(8)])
+    tiny = [spec(SamplingParams(temperature=temperature, seed=1, **more))] * 8
+    assert sample(rows, tiny, ()) == sample(rows, [spec(SamplingParams())] * 8, ())
+
+
+def test_the_smallest_temperature_that_draws_draws_the_maximum() -> None:
+    rows = torch.stack([logits(seed) * 100 for seed in range(8)])
+    drawn = [spec(SamplingParams(temperature=GREEDY_BELOW, seed=1))] * 8
+    assert not drawn[0].params.greedy
+    assert sample(rows, drawn, ()) == [(int(row.argmax()),) for row in rows]
