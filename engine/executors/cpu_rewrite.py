@@ -27,12 +27,17 @@ TRIED_TOKENS = 3
 TOLERANCE = 1e-5  # relative L2 error; another formula gives 0.01 to 1, rounding 1e-7
 
 
-def rewrite(model: Any) -> str:
-    """Replace what can be replaced in ``model``, on the CPU in fp32; says what was done, in one line."""
+def rewrite(model: Any, notices: list[str]) -> str:
+    """Replace what can be replaced in ``model``, on the CPU in fp32; says what was done, in one line.
+
+    Where the kernels cannot be used ``notices`` says it too: a slow path is told, never taken in silence.
+    """
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return "torch"
     if reason := jit.unusable():
-        return f"torch (CPU kernels are off, a step takes about twice as long: {reason})"
+        modules = f"torch (CPU kernels are off, a step takes about twice as long: {reason})"
+        notices.append(f"model computed by {modules}")
+        return modules
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         done = Counter({"linears": _replace(model, _linear)})

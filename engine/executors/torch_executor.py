@@ -93,7 +93,8 @@ class TorchExecutor:
         loaded = torch_load.load(resolved, target, dtype, report)
         layers = probe_layers(loaded.model, resolved.name)
         own = own_logits(loaded.model, loaded.text_config.vocab_size)
-        info = torch_load.describe(resolved, loaded, layers, cpu_rewrite.rewrite(loaded.model))
+        modules = cpu_rewrite.rewrite(loaded.model, loaded.notices)
+        info = torch_load.describe(resolved, loaded, layers, modules)
         check_against_own(loaded.model, layers, info.vocab_size, own, resolved.name, attention)
         return cls(loaded.model, loaded.tokenizer, info, layers, "auto", attention).with_kv_dtype(kv_dtype)
 

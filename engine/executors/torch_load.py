@@ -197,8 +197,7 @@ def describe(resolved: ResolvedModel, loaded: LoadedModel, layers: list[LayerSha
         kv_bytes_per_token=bytes_per_block(layers, 1, dtype),
         weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
         fallback_from=resolved.fallback_from,
-        # A slow path is told, never taken in silence.
-        notices=(*loaded.notices, *([f"model computed by {modules}"] if "are off" in modules else [])),
+        notices=tuple(loaded.notices),
         modules=modules,
     )
 

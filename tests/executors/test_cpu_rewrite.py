@@ -47,7 +47,7 @@ def test_what_is_replaced(family: str) -> None:
     )
     model.eval().requires_grad_(False)
     before = {name: p.data_ptr() for name, p in model.named_parameters()}
-    text = cpu_rewrite.rewrite(model)
+    text = cpu_rewrite.rewrite(model, [])
     kinds = Counter(type(m) for m in model.modules())
     fused = (cpu_modules.FusedAttention, cpu_modules.FusedMLP, cpu_modules.FusedLayer)
     assert tuple(kinds[kind] for kind in fused) == FUSED[family], text
@@ -95,6 +95,7 @@ def test_without_kernels_it_is_said_and_plain_torch_serves(
     monkeypatch.setattr(jit, "unusable", lambda: "the test says so")
     executor = TorchExecutor.load("tiny", device="cpu")
     assert "the test says so" in executor.info.computed_by
+    assert any("the test says so" in notice for notice in executor.info.notices)
     executor.allocate(4, 16)
     assert executor.pool.attention == "torch"
     assert not [m for m in executor._model.modules() if type(m).__module__.startswith("kvtop.")]
