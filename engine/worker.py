@@ -48,6 +48,7 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+    gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

