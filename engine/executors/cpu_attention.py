@@ -29,15 +29,18 @@ class InPlaceAttention:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """q (H, T, D) to (T, H, Dv); new K and V are in the pool already."""
-        per_item = ops.tokens_per_item(q.shape[0], k.shape[0])
-        key = (self.pool.layout.group_of[layer], window, per_item)
+        work, pools = self.work(layer, q.shape[0], k.shape[0], window), (self.pool.k[layer], self.pool.v[layer])
+        return ops.attention(_rows_whole(q), *pools, *work, scaling=scaling, window=window, softcap=softcap)
+
+    def work(self, layer: int, heads: int, kv_heads: int, window: int | None) -> tuple[Tensor, Tensor, int]:
+        """(items, tables, keys of the longest item) of a layer, as ``ops.attention`` takes them."""
+        key = (self.pool.layout.group_of[layer], window, ops.tokens_per_item(heads, kv_heads))
         if key not in self._work:
             self._work[key] = self._items(*key)
-        pools = (self.pool.k[layer], self.pool.v[layer])
-        return ops.attention(_rows_whole(q), *pools, *self._work[key], scaling=scaling, window=window, softcap=softcap)
+        return self._work[key]
 
     def _items(self, kv_group: int, window: int | None, per_item: int) -> tuple[Tensor, Tensor, int]:
-        """(items, tables, keys of the longest item) as ``ops.attention`` takes them, the most work first."""
+        """What ``work`` returns, the item with the most of it first."""
         size = self.pool.block_size
         items, blocks = [], []
         first_row = num_blocks = 0

@@ -65,7 +65,8 @@ class FusedMLP(nn.Module):
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = linears
         self.product, self.width = joined(linears[:2]), linears[0].out_features
-        self.act_fn = nn.SiLU(inplace=True) if type(act) is nn.SiLU else act
+        # By name: torch's and transformers' own. The whole module is tried before it is used.
+        self.act_fn = nn.SiLU(inplace=True) if type(act).__name__ in ("SiLU", "SiLUActivation") else act
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _rows(x)

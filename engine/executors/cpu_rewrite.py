@@ -21,6 +21,7 @@ from kvtop.engine.executors.cpu_modules import (
     NativeLinear,
     NativeRMSNorm,
 )
+from kvtop.engine.executors.cpu_stack import stack_of
 from kvtop.kernels.cpu import jit, ops
 
 TRIED_TOKENS = 3
@@ -45,6 +46,7 @@ def rewrite(model: Any, notices: list[str]) -> str:
         done["MLPs"] = _replace(model, _mlp)
         done["attentions"] = _replace(model, _attention)
         done["layers"] = _replace(model, _layer)
+        done["stack"] = _replace(model, stack_of)
     left = sum(type(m) is nn.Linear for m in model.modules())
     parts = [f"{count} {name}" for name, count in done.items() if count] + [f"{left} linears left"] * bool(left)
     return f"CPU kernels ({', '.join(parts) or 'nothing recognised'})"

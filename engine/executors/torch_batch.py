@@ -33,7 +33,7 @@ class PagedBatch:
         self._num_singles = sum(row.count == 1 for row in self.rows)
         self._indices = Indices(pool.device, buffer)
         self._add(padding.num_rows if padding else None)
-        self._attention = attention_of(pool, self.rows, self._indices, padding)
+        self.attention = attention_of(pool, self.rows, self._indices, padding)
 
     def _add(self, length: int | None) -> None:
         tokens = [token for row in self.rows for token in row.tokens]
@@ -92,9 +92,12 @@ class PagedBatch:
     ) -> Tensor:
         """Write this layer's new K and V, then attend: q (H, T, D), k and v (KVH, T, D) to (T, H, Dv)."""
         self.layers_seen += 1
-        slots = self._indices["slots", self._group(layer), k.shape[0]]
-        self._attention.write(layer, slots, k.transpose(0, 1), v.transpose(0, 1))
-        return self._attention.attend(layer, q, k, v, scaling, window, softcap)
+        self.attention.write(layer, self.slots(layer, k.shape[0]), k.transpose(0, 1), v.transpose(0, 1))
+        return self.attention.attend(layer, q, k, v, scaling, window, softcap)
+
+    def slots(self, layer: int, kv_heads: int) -> Tensor:
+        """(T * KVH,): where a layer's new K and V go, as ``Attention.write`` takes it."""
+        return self._indices["slots", self._group(layer), kv_heads]
 
     def _slots(self, kv_group: int, kv_heads: int, length: int | None) -> np.ndarray:
         """Row of the pool, seen as (num_blocks * KVH * B, D), of every (token, head); -1 for padding."""

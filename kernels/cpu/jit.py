@@ -12,10 +12,13 @@ import importlib.util
 import os
 import struct
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvtop.kernels.cpu.jobs import Jobs
 
 
 @functools.cache
@@ -67,6 +70,20 @@ def run(kernel: str, num_tasks: int, fields: list[int], threads: int | None = No
         library.serial[kernel](ctypes.addressof(job))
 
 
+def run_all(jobs: Jobs, first: int = 0, count: int | None = None) -> None:
+    """Run ``jobs`` one after the other without coming back here between two: see ``kvtop.kernels.cpu.jobs``.
+
+    All of them, or ``count`` from the one numbered ``first`` on.
+    """
+    entries = jobs.entries[first:] if count is None else jobs.entries[first : first + count]
+    _library().chain(entries.ctypes.data, len(entries))
+
+
+def address(kernel: str) -> int:
+    """Where the machine code of ``kernel`` lies."""
+    return _library().address[kernel]
+
+
 def bits(value: float) -> int:
     """An fp32 as a field."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
@@ -84,10 +101,11 @@ class _Library:
         import llvmlite.binding as llvm
         from llvmlite import ir
 
-        from kvtop.kernels.cpu import attention_ir, linear_ir, rows_ir
+        from kvtop.kernels.cpu import attention_ir, chain_ir, linear_ir, rows_ir
 
         process: Any = ctypes.CDLL(None)
-        llvm.add_symbol("omp_get_thread_num", ctypes.cast(process.omp_get_thread_num, ctypes.c_void_p).value)
+        for name in ("omp_get_thread_num", "GOMP_parallel"):
+            llvm.add_symbol(name, ctypes.cast(getattr(process, name), ctypes.c_void_p).value)
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         module = ir.Module("kvtop")
@@ -95,6 +113,7 @@ class _Library:
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, jit=True
         )
+        chain_ir.build(module)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
         # The micro-kernels are unrolled by hand to fill the registers; unrolled once more they would spill.
@@ -106,6 +125,8 @@ class _Library:
         self.engine.finalize_object()
         self.address = {name: self.engine.get_function_address(name) for name in names}
         self.serial = {n: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a) for n, a in self.address.items()}
+        chain = self.engine.get_function_address(chain_ir.NAME)
+        self.chain = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(chain)
         self.parallel = process.GOMP_parallel
         self.parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self.parallel.restype = None

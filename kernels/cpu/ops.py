@@ -40,21 +40,37 @@ class Linears:
             (w.data_ptr(), b.data_ptr(), w.shape[0]) for w, b in zip(self.weights, self.biases, strict=True)
         ]
         self._groups = sum(-(-w.shape[0] // GROUP) for w in self.weights)
-        self._strip = max(12, STRIP_BYTES // (4 * self.depth) // 12 * 12)
+        self._strip_rows = max(12, STRIP_BYTES // (4 * self.depth))
         self._group_bytes = 4 * self.depth * GROUP
         self._table = ctypes.c_int64 * (5 * len(self.weights))
 
     def __call__(self, x: Tensor, outs: Sequence[Tensor]) -> None:
         """``outs[i]`` (rows, N_i) = ``x`` (rows, depth) @ weight_i.T + bias_i; read once for each strip."""
-        rows, groups, strip = x.shape[0], self._groups, self._strip
-        fields = []
+        fields, table = self.job(x, outs)
+        jit.run("linear", self.num_tasks(x.shape[0]), fields)
+        del table  # it had to live until now
+
+    def job(self, x: Tensor, outs: Sequence[Tensor]) -> tuple[list[int], ctypes.Array]:
+        """Fields of the kernel ``linear``, and what one of them points to."""
+        segments = []
         for segment, out in zip(self._segments, outs, strict=True):
-            fields += (*segment, out.data_ptr(), out.stride(0))
-        table = self._table(*fields)
-        per_task = max(1, min(TASK_BYTES // self._group_bytes, groups // (8 * torch.get_num_threads())))
-        num_tasks = -(-groups // per_task) * -(-rows // strip)
-        job = [x.data_ptr(), x.stride(0), rows, strip, self.depth, groups, per_task]
-        jit.run("linear", num_tasks, [*job, ctypes.addressof(table), len(outs)])
+            segments += (*segment, out.data_ptr(), out.stride(0))
+        table = self._table(*segments)
+        rows = x.shape[0]
+        fields = [x.data_ptr(), x.stride(0), rows, self.strip(rows), self.depth, self._groups, self._per_task()]
+        return [*fields, ctypes.addressof(table), len(outs)], table
+
+    def strip(self, rows: int) -> int:
+        """Rows that pass the weights together: strips of equal size, since a small last one reads as many weights."""
+        share = -(-rows // max(1, -(-rows // self._strip_rows)))
+        return max(4, share + -share % 4)
+
+    def num_tasks(self, rows: int) -> int:
+        """Into how many tasks a product with so many rows is cut."""
+        return -(-self._groups // self._per_task()) * -(-rows // self.strip(rows))
+
+    def _per_task(self) -> int:
+        return max(1, min(TASK_BYTES // self._group_bytes, self._groups // (8 * torch.get_num_threads())))
 
     def __deepcopy__(self, memo: dict) -> Linears:
         return Linears(copy.deepcopy(self.weights, memo), copy.deepcopy(self.biases, memo))
@@ -62,30 +78,49 @@ class Linears:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x`` / sqrt(mean(x^2) + eps) * ``weight``, over the last dimension; rows of ``x`` may be strided."""
-    width = x.shape[-1]
-    flat = x.reshape(-1, width)
+    flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(x.shape)
-    per_task, tasks = _split(len(flat), width)
-    fields = [flat.data_ptr(), flat.stride(0), len(flat), per_task, width, weight.data_ptr()]
-    jit.run("rms_norm", tasks, [*fields, jit.bits(eps), jit.bits(1 / width), out.data_ptr()])
+    jit.run("rms_norm", num_tasks(len(flat), x.shape[-1]), norm_job(flat, weight, eps, out))
     return out
+
+
+def norm_job(x: Tensor, weight: Tensor, eps: float, out: Tensor, added: Tensor | None = None) -> list[int]:
+    """Fields of the kernel ``rms_norm``; of ``add_norm``, which adds ``added`` (rows, width) to ``x`` before."""
+    width = x.shape[-1]
+    fields = [x.data_ptr(), x.stride(0), len(x), rows_per_task(width), width, weight.data_ptr(), jit.bits(eps)]
+    fields += [jit.bits(1 / width), out.data_ptr()]
+    return fields if added is None else [*fields, added.data_ptr()]
+
+
+def gate_job(gate: Tensor, up: Tensor) -> list[int]:
+    """Fields of the kernel ``gate``: ``gate`` (rows, width) becomes SiLU(gate) * ``up``; both are strided alike."""
+    rows, width = gate.shape
+    return [gate.data_ptr(), gate.stride(0), rows, rows_per_task(width), width, up.data_ptr()]
 
 
 def rotary_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate the heads of ``x`` (T, heads, D) in place by ``cos`` and ``sin`` (T, D), contiguous: halves a, c of a head
     become a cos - c sin, c cos + a sin."""
     rows, heads, dim = x.shape
-    per_task, tasks = _split(rows, heads * dim)
-    fields = [x.data_ptr(), x.stride(0), rows, per_task, heads, x.stride(1), dim // 2, cos.data_ptr(), sin.data_ptr()]
-    jit.run("rotary", tasks, fields)
+    jit.run("rotary", num_tasks(rows, heads * dim), [*rotary_job(x), cos.data_ptr(), sin.data_ptr()])
+
+
+def rotary_job(x: Tensor) -> list[int]:
+    """Fields of the kernel ``rotary`` but the last two, the addresses of cos and sin."""
+    rows, heads, dim = x.shape
+    return [x.data_ptr(), x.stride(0), rows, rows_per_task(heads * dim), heads, x.stride(1), dim // 2]
 
 
 def scatter_rows(pool: Tensor, rows: Tensor, new: Tensor) -> None:
     """Write ``new`` (T, KVH, D) into ``pool``; ``rows`` (T * KVH,) indexes it seen as (num_blocks * KVH * B, D)."""
     tokens, heads, dim = new.shape
-    per_task, tasks = _split(tokens, heads * dim)
-    fields = [new.data_ptr(), new.stride(0), tokens, per_task, heads, new.stride(1), dim, rows.data_ptr()]
-    jit.run("scatter", tasks, [*fields, pool.data_ptr()])
+    jit.run("scatter", num_tasks(tokens, heads * dim), [*scatter_job(new), rows.data_ptr(), pool.data_ptr()])
+
+
+def scatter_job(new: Tensor) -> list[int]:
+    """Fields of the kernel ``scatter`` but the last two, the addresses of the indices and of the pool."""
+    tokens, heads, dim = new.shape
+    return [new.data_ptr(), new.stride(0), tokens, rows_per_task(heads * dim), heads, new.stride(1), dim]
 
 
 def tokens_per_item(query_heads: int, kv_heads: int) -> int:
@@ -112,20 +147,37 @@ def attention(
     Pools are (num_blocks, KVH, B, D); their slots outside what an item sees are not read.
     """
     heads, rows, dim = q.shape
-    _, kv_heads, size, v_dim = v_pool.shape
-    shared, threads = heads // kv_heads, torch.get_num_threads()
+    kv_heads, v_dim, threads = v_pool.shape[1], v_pool.shape[3], torch.get_num_threads()
     out = torch.empty(rows, heads, v_dim)
-    per_thread = tokens_per_item(heads, kv_heads) * shared * (dim + v_dim + 1 + longest + jit.lanes())
-    per_thread += -per_thread % 16
+    per_thread = attention_scratch(heads, kv_heads, dim, v_dim, longest)
     scratch = torch.empty(threads * per_thread)
-    fields = [items.data_ptr(), tables.data_ptr(), q.data_ptr(), q.stride(1), q.stride(0), out.data_ptr()]
-    fields += [k_pool.data_ptr(), v_pool.data_ptr(), kv_heads, shared, dim, v_dim, size, window or 0]
-    fields += [jit.bits(scaling), jit.bits(softcap or 0.0), scratch.data_ptr(), per_thread]
-    jit.run("attention", len(items) * kv_heads, fields, threads)
+    fields = [items.data_ptr(), tables.data_ptr(), *attention_job(q, k_pool, v_pool, out, scaling, window, softcap)]
+    jit.run("attention", len(items) * kv_heads, [*fields, scratch.data_ptr(), per_thread], threads)
     return out
 
 
-def _split(rows: int, width: int) -> tuple[int, int]:
-    """(rows of a task, number of tasks) for work that passes once over its rows."""
-    per_task = max(1, SMALL // width)
-    return per_task, -(-rows // per_task)
+def attention_job(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> list[int]:
+    """Fields of the kernel ``attention`` but the first two (items, tables) and the last two (scratch, of a thread)."""
+    heads, _, dim = q.shape
+    _, kv_heads, size, v_dim = v_pool.shape
+    fields = [q.data_ptr(), q.stride(1), q.stride(0), out.data_ptr(), k_pool.data_ptr(), v_pool.data_ptr(), kv_heads]
+    fields += [heads // kv_heads, dim, v_dim, size, window or 0, jit.bits(scaling), jit.bits(softcap or 0.0)]
+    return fields
+
+
+def attention_scratch(heads: int, kv_heads: int, dim: int, v_dim: int, longest: int) -> int:
+    """fp32 that each thread of ``attention`` needs for items of up to ``longest`` keys."""
+    floats = tokens_per_item(heads, kv_heads) * (heads // kv_heads) * (dim + v_dim + 1 + longest + jit.lanes())
+    return floats + -floats % 16
+
+
+def rows_per_task(width: int) -> int:
+    """Of work that passes once over rows of ``width`` elements."""
+    return max(1, SMALL // width)
+
+
+def num_tasks(rows: int, width: int) -> int:
+    """Into how many tasks such work is cut."""
+    return -(-rows // rows_per_task(width))

@@ -1,4 +1,4 @@
-"""Kernels that pass once over rows: RMS norm, rotary embedding in place, scattering rows into the KV pool."""
+"""Kernels that pass once over rows: RMS norm, rotary embedding, scattering rows into the KV pool, SiLU gates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from kvtop.kernels.cpu.ir_tools import FLOAT, LANES, VECTOR, Cell, Int, external, fma, loop, spread, task_kernel, total
+from kvtop.kernels.cpu.ir_tools import (
+    FLOAT,
+    LANES,
+    VECTOR,
+    Cell,
+    Int,
+    exp,
+    external,
+    fma,
+    loop,
+    splat,
+    spread,
+    task_kernel,
+    total,
+)
 
 Field = Callable[[int], Int]
 
 
 def build(module: ir.Module) -> list[str]:
-    kernels = {"rms_norm": _rms_norm, "rotary": _rotary, "scatter": _scatter}
+    kernels = {"rms_norm": _rms_norm, "add_norm": _add_norm, "rotary": _rotary, "scatter": _scatter, "gate": _gate}
     for name, body in kernels.items():
         task_kernel(module, name, body)
     return list(kernels)
@@ -20,6 +34,15 @@ def build(module: ir.Module) -> list[str]:
 
 def _rms_norm(b: ir.IRBuilder, field: Field, task: Int) -> None:
     """Fields: x, ldx, rows, rows of a task, width, weight, eps (fp32 bits), 1 / width, out (rows * width)."""
+    _norm(b, field, task, added=False)
+
+
+def _add_norm(b: ir.IRBuilder, field: Field, task: Int) -> None:
+    """As ``rms_norm``, of x + y, which is left in x. One field more: y (rows * width)."""
+    _norm(b, field, task, added=True)
+
+
+def _norm(b: ir.IRBuilder, field: Field, task: Int, *, added: bool) -> None:
     x, ldx, rows, per_task, width = field(0).floats(), field(1), field(2), field(3), field(4)
     weight, eps, share, out = field(5).floats(), field(6).real(), field(7).real(), field(8).floats()
     root = external(b.module, "llvm.sqrt.f32", FLOAT, [FLOAT])
@@ -29,6 +52,9 @@ def _rms_norm(b: ir.IRBuilder, field: Field, task: Int) -> None:
         squares = Cell(b, VECTOR)
         with loop(b, 0, width, LANES) as i:
             v = (source + i).vector()
+            if added:
+                v = b.fadd(v, (field(9).floats() + (r * width + i)).vector())
+                (source + i).store_vector(v)
             squares.store(fma(b, v, v, squares.load()))
         mean = b.fmul(total(b, squares.load(), ir.Constant(FLOAT, 0.0)), share)
         scale = spread(b, b.fdiv(ir.Constant(FLOAT, 1.0), b.call(root, [b.fadd(mean, eps)])))
@@ -63,3 +89,17 @@ def _scatter(b: ir.IRBuilder, field: Field, task: Int) -> None:
         target = out + (index + (r * heads + h)).int() * width
         with loop(b, 0, width, LANES) as i:
             (target + i).store_vector((x + (r * ldx + h * by + i)).vector())
+
+
+def _gate(b: ir.IRBuilder, field: Field, task: Int) -> None:
+    """Fields: x, ldx, rows, rows of a task, width, y (strided as x): x becomes x / (1 + e^-x) * y."""
+    x, ldx, rows, per_task, width, y = *(field(i) for i in range(5)), field(5)
+    x, y = x.floats(), y.floats()
+    first = task * per_task
+    with loop(b, first, (first + per_task).min(rows)) as r, loop(b, 0, width, LANES) as i:
+        at = r * ldx + i
+        v = (x + at).vector()
+        minus = b.fsub(splat(0.0), v)
+        minus = b.select(b.fcmp_ordered(">", minus, splat(88.0)), splat(88.0), minus)
+        share = b.fdiv(v, b.fadd(splat(1.0), exp(b, minus)))
+        (x + at).store_vector(b.fmul(share, (y + at).vector()))

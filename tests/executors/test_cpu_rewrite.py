@@ -105,7 +105,7 @@ def test_without_kernels_it_is_said_and_plain_torch_serves(
 
 
 def test_the_default_model_is_replaced_whole(smollm2: TorchExecutor) -> None:
-    assert smollm2.info.modules == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers)"
+    assert smollm2.info.modules == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers, 1 stack)"
     smollm2.allocate(4, 16)
     assert smollm2.pool.attention == "cpu"
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvtop.kernels.cpu import jit, ops
+from kvtop.kernels.cpu.jobs import Jobs
 
 pytestmark = pytest.mark.skipif(jit.missing() is not None, reason=f"no CPU kernels here: {jit.missing()}")
 
@@ -123,3 +124,46 @@ def test_kernels_that_do_not_compile_are_a_reason_and_no_crash(monkeypatch: pyte
 
     monkeypatch.setattr(jit, "_library", broken)
     assert jit.unusable.__wrapped__() == "they do not compile: LLVM ERROR: no such instruction"
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 48), (70, 1536)])
+def test_gate(rows: int, width: int) -> None:
+    """From where e^-x overflows to where it is nothing; what is no number stays in its place."""
+    gate, up = torch.randn(2, rows, width + 16).mul(20).unbind()
+    gate[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -87.5])
+    before = gate.clone()
+    gate[-1, 5] = float("nan")
+    jit.run("gate", ops.num_tasks(rows, width), ops.gate_job(gate[:, :width], up[:, :width]))
+    want = before.double() * torch.sigmoid(before.double()) * up.double()
+    assert gate[-1, 5].isnan()
+    gate[-1, 5] = want[-1, 5]
+    assert relative(gate[:, :width], want[:, :width]) < 3e-7
+    assert torch.equal(gate[:, width:], before[:, width:])
+
+
+def test_add_norm_keeps_the_sum() -> None:
+    x, y, weight, out = torch.randn(70, 48), torch.randn(70, 48), torch.randn(48), torch.empty(70, 48)
+    total = x.double() + y.double()
+    jit.run("add_norm", ops.num_tasks(70, 48), ops.norm_job(x, weight, 1e-5, out, y))
+    assert relative(x, total) < 1e-7
+    assert relative(out, total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()) < 3e-7
+
+
+def test_jobs_run_in_order_and_again() -> None:
+    """Every job reads what the one before it wrote; a second run takes no task for done."""
+    weights = [torch.randn(48, 48) / 7 for _ in range(3)]
+    buffers = [torch.randn(130, 48), *(torch.empty(130, 48) for _ in range(3))]
+    jobs, pointed_to = Jobs(3, ("linear",)), []
+    for i, weight in enumerate(weights):
+        product = ops.Linears([weight], [torch.zeros(48)])
+        fields, table = product.job(buffers[i], [buffers[i + 1]])
+        jobs.put(i, 0, fields)
+        jobs.set_tasks(0, product.num_tasks(130))
+        pointed_to.append((product, table))
+    for _ in range(2):
+        buffers[0].normal_()
+        jobs.run()
+        exact = buffers[0].double()
+        for weight in weights:
+            exact = exact @ weight.double().T
+        assert relative(buffers[3], exact) < 1e-6

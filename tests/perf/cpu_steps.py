@@ -28,11 +28,14 @@ from kvtop.engine.executors.torch_executor import TorchExecutor
 from kvtop.engine.sequence import Request, Sequence
 from kvtop.engine.types import Chunk, Plan, RequestSpec
 from kvtop.kernels.cpu import jit, ops
+from kvtop.kernels.cpu.jobs import Jobs
 
 BLOCK_SIZE = 16
 DECODES = tuple(itertools.product((64, 600), (1, 4, 16, 32)))  # (context, sequences)
 PREFILLS = (16, 64, 128, 384)
-PARTS = {"attention": "attention", "rms_norm": "small", "rotary": "small", "scatter": "small"}
+PARTS = {"attention": "attention", "linear": "linears"} | dict.fromkeys(
+    ("rms_norm", "add_norm", "rotary", "scatter", "gate"), "small"
+)
 COLUMNS = ("linears", "lm_head", "attention", "small", "rest")
 
 
@@ -94,32 +97,39 @@ class Bounds:
 @contextmanager
 def split_into(parts: dict[str, float], vocab_size: int) -> Iterator[None]:
     """Add the seconds of every kernel call to its part."""
-    run = jit.run
+    run, run_all = jit.run, jit.run_all
+
+    def each(jobs: Jobs) -> None:
+        for i in range(len(jobs.entries)):
+            spent = timed(lambda i=i: run_all(jobs, i, 1))
+            parts[PARTS[jobs.kernels[i % len(jobs.kernels)]]] += spent
 
     def measured(kernel: str, num_tasks: int, fields: list[int], threads: int | None = None) -> None:
         spent = timed(lambda: run(kernel, num_tasks, fields, threads))
         head = kernel == "linear" and fields[5] >= vocab_size // ops.GROUP
-        parts[PARTS.get(kernel, "lm_head" if head else "linears")] += spent
+        parts["lm_head" if head else PARTS[kernel]] += spent
 
-    jit.run = measured
+    jit.run, jit.run_all = measured, each
     try:
         yield
     finally:
-        jit.run = run
+        jit.run, jit.run_all = run, run_all
 
 
 def measure(executor: TorchExecutor, rounds: int) -> dict[str, tuple[float, dict[str, float]]]:
-    """Best seconds of every plan, and the parts of that try (the measuring itself counts as rest)."""
-    steps, best = plans(), {}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            parts: dict[str, float] = dict.fromkeys(COLUMNS, 0.0)
-            with split_into(parts, executor.vocab_size):
-                spent = timed(lambda step=step: executor.execute(step))
-            parts["rest"] = spent - sum(parts.values())
-            if name not in best or spent < best[name][0]:
-                best[name] = (spent, parts)
-    return best
+    """Best seconds of every plan, and the parts of the best try that was taken apart (measuring counts as rest)."""
+    steps = plans()
+    best = dict.fromkeys(steps, float("inf"))
+    apart: dict[str, tuple[float, dict[str, float]]] = {}
+    for name, step in itertools.chain.from_iterable([steps.items()] * rounds):
+        best[name] = min(best[name], timed(lambda step=step: executor.execute(step)))
+        parts: dict[str, float] = dict.fromkeys(COLUMNS, 0.0)
+        with split_into(parts, executor.vocab_size):
+            spent = timed(lambda step=step: executor.execute(step))
+        parts["rest"] = spent - sum(parts.values())
+        if name not in apart or spent < apart[name][0]:
+            apart[name] = (spent, parts)
+    return {name: (best[name], apart[name][1]) for name in steps}
 
 
 def machine(rounds: int) -> tuple[float, float]:
