@@ -64,7 +64,7 @@ class Accountant:
         out = StepOutput(plan.step, plan=plan)
         out.preempted = [s.seq_id for s in scheduler.preempted]
         out.admitted = [s.seq_id for s in scheduler.admitted]
-        out.evicted = self.allocator.evictions
+        out.evicted_runs = self.allocator.evicted_runs
         for seq in scheduler.admitted:
             self._count_lookup(seq)
             if seq.request.t_first_sched_ns is None and seq.state is RequestState.RUNNING:
@@ -116,9 +116,10 @@ class Accountant:
         tenant, num_computed, num_emitted = "", 0, 0  # of chunks in a row: one call for all of them
         new_tokens = 0
         for chunk in chunks:
-            seq, start, count = chunk.sequence, chunk.start, chunk.count
+            seq = chunk.sequence
             if seq.abort_requested:
                 continue
+            start, count = chunk.start, chunk.count
             end = seq.num_computed = start + count
             if start < seq.high_water:  # computed before a preemption
                 new = max(0, end - seq.high_water)

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import compress, islice
 from operator import sub
 from typing import Protocol
 
+from kvtop.engine.columns import reader
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.types import BlockState
 
@@ -28,11 +29,11 @@ class Evictor(Protocol):
     def __len__(self) -> int: ...
     def __contains__(self, block: int) -> bool: ...
 
-    def add(self, blocks: Iterable[int]) -> None:
+    def add(self, blocks: Seq[int]) -> None:
         """``blocks`` became idle, in this order."""
         ...
 
-    def remove(self, blocks: Iterable[int]) -> None: ...
+    def remove(self, blocks: Seq[int]) -> None: ...
 
     def children_gone(self, blocks: Iterable[int | None]) -> None:
         """A published child of each of ``blocks`` (idle or not) has left the tree. None: it had no parent."""
@@ -57,6 +58,7 @@ class BlockPool:
         self.block_size = block_size
         self.refcount = [0] * num_blocks
         self.pins = [0] * num_blocks
+        self._num_pins = 0
         self.filled = [0] * num_blocks  # token slots written
         self.filled_used = 0  # sum of ``filled`` over used blocks
         self.num_used = 0
@@ -106,7 +108,7 @@ class BlockPool:
             blocks += self.evictor.peek(k - len(blocks), exclude)
         return blocks if len(blocks) == k else None
 
-    def take(self, blocks: Collection[int], owner: str) -> None:
+    def take(self, blocks: Seq[int], owner: str) -> None:
         """Give planned blocks to ``owner`` with refcount 1: fresh ones, and idle ones that have been unpublished."""
         fresh, filled, refcount, last_owner = self.fresh, self.filled, self.refcount, self._last_owner
         idle = [block for block in blocks if block not in fresh] if fresh else blocks
@@ -136,16 +138,24 @@ class BlockPool:
         Raises:
             InvariantError: an id has fewer references than entries; nothing is changed.
         """
-        refcount, pins = self.refcount, self.pins
-        held = map(sub, map(refcount.__getitem__, blocks), map(pins.__getitem__, blocks))  # by tables
-        if min(held, default=1) < 1 or len(set(blocks)) < len(blocks):
-            for block, count in Counter(blocks).items():
-                if refcount[block] < count + pins[block]:
-                    raise InvariantError(
-                        f"{owner} releases block {block} {count} times, it has {refcount[block]} references "
-                        f"({pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
-                    )
-        self._unref(blocks, step)
+        refcount, read = self.refcount, reader(blocks)
+        counts = read(refcount)
+        by_tables = map(sub, counts, read(self.pins)) if self._num_pins else counts
+        if len(set(blocks)) < len(blocks) or min(by_tables, default=1) < 1:
+            self._check_held(blocks, owner)
+            self._unref(blocks, step)
+            return
+        for block, count in zip(blocks, counts, strict=True):
+            refcount[block] = count - 1
+        self._let_go([*compress(blocks, map((1).__eq__, counts))], step)
+
+    def _check_held(self, blocks: Seq[int], owner: str) -> None:
+        for block, count in Counter(blocks).items():
+            if self.refcount[block] < count + self.pins[block]:
+                raise InvariantError(
+                    f"{owner} releases block {block} {count} times, it has {self.refcount[block]} references "
+                    f"({self.pins[block]} of them pins); last owner {self._last_owner[block] or 'nobody'}"
+                )
 
     def copying(self, blocks: Iterable[int], until_step: int) -> None:
         """``blocks`` take part in a copy: freed, they stay in transfer until ``until_step``."""
@@ -166,6 +176,7 @@ class BlockPool:
             raise InvariantError(f"block {block} is fresh: there is nothing to pin")
         self.acquire(block, "pin")
         self.pins[block] += 1
+        self._num_pins += 1
 
     def unpin(self, block: int, step: int) -> None:
         """Undo one ``pin``.
@@ -176,6 +187,7 @@ class BlockPool:
         if not self.pins[block]:
             raise InvariantError(f"block {block} is not pinned")
         self.pins[block] -= 1
+        self._num_pins -= 1
         self._unref((block,), step)
 
     def fill(self, table: Seq[int], start: int, end: int) -> None:
@@ -227,14 +239,18 @@ class BlockPool:
             left = refcount[block] = refcount[block] - 1
             if not left:
                 gone.append(block)
+        self._let_go(gone, step)
+
+    def _let_go(self, gone: Seq[int], step: int) -> None:
+        """Nobody holds ``gone`` any more, in this order."""
         self.num_used -= len(gone)
-        self.filled_used -= sum(map(self.filled.__getitem__, gone))
+        self.filled_used -= sum(reader(gone)(self.filled))
         if self._deferred_free_steps or self._copying or self._transfer:
             self._defer(gone, step)
         else:
             self._settle(gone)
 
-    def _defer(self, gone: list[int], step: int) -> None:
+    def _defer(self, gone: Seq[int], step: int) -> None:
         """Transfers end in the order of their release: whoever follows the stream of events counts on it."""
         due = next(reversed(self._transfer.values()), step)
         for block in gone:
@@ -245,13 +261,14 @@ class BlockPool:
                 self._transfer[block] = due
         self._last_due = due
 
-    def _settle(self, blocks: list[int]) -> None:
-        keys = self._keys
-        if None in map(keys.__getitem__, blocks):
-            for block in blocks:
-                if keys[block] is None:
-                    self._make_fresh(block)
-            blocks = [block for block in blocks if keys[block] is not None]
+    def _settle(self, blocks: Seq[int]) -> None:
+        keys = reader(blocks)(self._keys)
+        if num := keys.count(None):
+            if keys[:num].count(None) < num:  # of one release the unpublished come first: its tail
+                blocks = sorted(blocks, key=lambda block: self._keys[block] is not None)  # the others in their order
+            for block in blocks[:num]:
+                self._make_fresh(block)
+            blocks = blocks[num:]
         self.evictor.add(blocks)
 
     def _make_fresh(self, block: int) -> None:

@@ -46,6 +46,8 @@ def check_ids(error: Error, name: str, ids: object) -> None:
     """A sequence of integers. Looked through by C loops only: a prompt has thousands."""
     if isinstance(ids, range) or (isinstance(ids, array) and ids.typecode in INTEGER_CODES):
         return  # nothing else can be in it
+    if isinstance(ids, memoryview) and ids.ndim == 1 and ids.format in INTEGER_CODES:
+        return  # nothing else can be in it
     if not isinstance(ids, Seq) or isinstance(ids, str | bytes | bytearray):
         raise error(f"{name} is {type(ids).__name__}, expected a sequence of token ids")
     if countOf(map(type, ids), int) < len(ids):

@@ -126,8 +126,8 @@ class Engine:
         A refused one is recorded as rejected; not one of another type, or whose id is in use.
         """
         now = self.clock.now_ns()
-        tokens = as_tokens(spec.prompt)
         check_types(spec)
+        tokens = as_tokens(spec.prompt, may_wait=spec.params.num_beams == 1)
         if spec.request_id in self._requests or spec.request_id in self._sequences:
             # Not recorded: the stream already has a live request of this name.
             raise InvalidRequest(f"request id {spec.request_id!r} is in use")

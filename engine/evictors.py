@@ -1,15 +1,18 @@
-"""The idle blocks in eviction order: an ordered set for LRU, a heap for every other key (``policies/eviction.py``)."""
+"""The idle blocks in eviction order: a list by time of release for LRU, a heap for every other key (policies/)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from kvtop.engine.block_pool import Evictor
+from kvtop.engine.columns import reader
 from kvtop.engine.policies.registry import EVICTION, EvictionKey
 from kvtop.engine.published import PublishedBlocks
+
+HOLE = NOWHERE = -1
 
 _Entry = tuple[tuple[int, ...], int, int, int]  # key, -depth, block, stamp
 
@@ -22,48 +25,73 @@ class LRUEvictor:
     """
 
     def __init__(self, cache: PublishedBlocks) -> None:
-        # A hit is taken out of the middle, and an admission walks the head without changing it. (A dict does both, but
-        # walks over the places of all that were taken from its head.)
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        # Blocks in the order of their release, HOLE where one was taken since. (An OrderedDict has no holes and takes
+        # four times as long: results/LOG.md.)
+        self._order: list[int] = []
+        self._place = [NOWHERE] * len(cache.key)  # of an idle block in the order
+        self._head = 0  # what is before it has been evicted
+        self._num_idle = 0
         self._cache = cache
 
     def __len__(self) -> int:
-        return len(self._idle)
+        return self._num_idle
 
     def __contains__(self, block: int) -> bool:
-        return block in self._idle
+        return self._place[block] != NOWHERE
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._idle)
+        order = self._order
+        for at in range(self._head, len(order)):  # an islice would walk over what is before the head
+            if order[at] != HOLE:
+                yield order[at]
 
-    def add(self, blocks: Iterable[int]) -> None:
-        self._idle.update(dict.fromkeys(blocks))
-
-    def remove(self, blocks: Iterable[int]) -> None:
-        idle = self._idle
+    def add(self, blocks: Seq[int]) -> None:
+        order, place = self._order, self._place
+        if len(order) + len(blocks) > 4 * len(place):
+            self._close_gaps()
+        at = len(order)
+        order += blocks
         for block in blocks:
-            del idle[block]
+            place[block] = at
+            at += 1
+        self._num_idle += len(blocks)
+
+    def remove(self, blocks: Seq[int]) -> None:
+        order, place, head = self._order, self._place, self._head
+        self._num_idle -= len(blocks)
+        if order[head : head + len(blocks)] == blocks:  # evicted: as ``peek`` gave them
+            self._head = head + len(blocks)
+        else:
+            for block in blocks:
+                order[place[block]] = HOLE
+        for block in blocks:
+            place[block] = NOWHERE
+
+    def _close_gaps(self) -> None:
+        """Leave the holes out. Complexity: O(blocks), after three times as many releases."""
+        self._order[:] = list(self)
+        self._head = 0
+        for at, block in enumerate(self._order):
+            self._place[block] = at
 
     def children_gone(self, blocks: Iterable[int | None]) -> None:
         """Nothing to do: a block's place is by time, not by key."""
 
     def peek(self, k: int, exclude: Collection[int]) -> list[int]:
-        first = list(islice(self._idle, k))
+        order, head = self._order, self._head
+        first = order[head : head + k]
+        if HOLE in first:
+            while head < len(order) and order[head] == HOLE:
+                head += 1
+            self._head = head
+            first = list(islice(self, k))
         return first if self._may_go(first, exclude) else self._search(k, exclude)
 
     def _may_go(self, blocks: list[int], exclude: Collection[int]) -> bool:
         """Nothing stands in the way of ``blocks`` in this order; nearly always so of the first ones."""
-        if exclude and not set(exclude).isdisjoint(blocks):
-            return False
-        num_children, parents = self._cache.num_children, self._cache.parent
-        above = None  # the parent of the block before
-        for block, left, parent in zip(
-            blocks, map(num_children.__getitem__, blocks), map(parents.__getitem__, blocks), strict=True
-        ):
-            if left and (left > 1 or block != above):
-                return False
-            above = parent
-        return True
+        if not blocks or (exclude and not set(exclude).isdisjoint(blocks)):
+            return not blocks
+        return self._cache.leaves_in_order(blocks, reader(blocks))
 
     def _search(self, k: int, exclude: Collection[int]) -> list[int]:
         num_children, parents = self._cache.num_children, self._cache.parent
@@ -74,7 +102,7 @@ class LRUEvictor:
         again = k > 0
         while again:
             again = False
-            for block in self._idle:
+            for block in self:
                 if block in skip:
                     continue
                 left = num_children[block]
@@ -117,12 +145,12 @@ class KeyedEvictor:
     def __iter__(self) -> Iterator[int]:
         return iter(self._idle)
 
-    def add(self, blocks: Iterable[int]) -> None:
+    def add(self, blocks: Seq[int]) -> None:
         for block in blocks:
             self._idle[block] = None
             self._let_in(block)
 
-    def remove(self, blocks: Iterable[int]) -> None:
+    def remove(self, blocks: Seq[int]) -> None:
         for block in blocks:
             del self._idle[block]
             self._stamp[block] += 1

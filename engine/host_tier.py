@@ -18,8 +18,8 @@ from collections.abc import Hashable, Iterable, Iterator
 from kvtop.engine.errors import InvariantError
 from kvtop.engine.events import Decision
 from kvtop.engine.host_pool import HostPool
+from kvtop.engine.keys import BlockExtra, Packed
 from kvtop.engine.prefix_cache import PrefixCache
-from kvtop.engine.published import BlockExtra, Tokens
 from kvtop.engine.sequence import Sequence
 
 STORING = -1  # the host block of a node that is about to get one
@@ -30,7 +30,7 @@ class _Node:
 
     __slots__ = ("children", "extra", "host", "key", "last_use_step", "parent", "root", "stored_step", "tokens", "uses")
 
-    def __init__(self, parent: _Node | None, root: Hashable, key: int, tokens: Tokens, extra: BlockExtra) -> None:
+    def __init__(self, parent: _Node | None, root: Hashable, key: int, tokens: Packed, extra: BlockExtra) -> None:
         self.parent, self.root = parent, root
         self.key, self.tokens, self.extra = key, tokens, extra
         self.children: dict[int, _Node] | None = {}  # None: it has left the tree

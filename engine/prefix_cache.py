@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
-from itertools import pairwise
-from typing import Any
 
+from kvtop.engine.columns import reader
 from kvtop.engine.errors import InvariantError
-from kvtop.engine.published import BlockExtra, KeyFn, Lookup, PublishedBlocks, Tokens, default_key, stable_int
+from kvtop.engine.keys import BlockExtra, KeyFn, Packed, default_key, stable_int
+from kvtop.engine.published import Lookup, PublishedBlocks
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import MissReason
 
@@ -31,7 +31,7 @@ class PrefixCache(PublishedBlocks):
         self, num_blocks: int, block_size: int, *, key_fn: KeyFn | None = None, ghost_entries: int = 0
     ) -> None:
         super().__init__(num_blocks, block_size, key_fn=key_fn, ghost_entries=ghost_entries)
-        self._tokens: list[Tokens] = [()] * num_blocks  # of a block that has left the tree: until it enters again
+        self._tokens: list[Packed] = [()] * num_blocks  # of a block that has left the tree: until it enters again
         self._extra: dict[int, BlockExtra] = {}  # of blocks that have one
         self._children: list[Level] = [None] * num_blocks
         self._roots: dict[Hashable, dict[int, int]] = {}
@@ -45,7 +45,7 @@ class PrefixCache(PublishedBlocks):
         assert key is not None
         return key
 
-    def content(self, block: int) -> tuple[int, Tokens, BlockExtra]:
+    def content(self, block: int) -> tuple[int, Packed, BlockExtra]:
         """Key, tokens and extra key of a published block."""
         key = self.key[block]
         assert key is not None
@@ -96,21 +96,31 @@ class PrefixCache(PublishedBlocks):
         above = seq.block_table[begin - 1] if begin else None
         if self._child(above, seq, begin) is not None:
             return begin
-        blocks, keys, tokens_of = seq.block_table[begin:end], seq.keys[begin:end], self._tokens
-        for block, tokens in zip(blocks, seq.key_tokens[begin:end], strict=True):
-            tokens_of[block] = tokens
+        blocks, keys = seq.block_tables[0][begin:end], seq.keys[begin:end]
+        key_tokens, children = seq.key_tokens[begin:end], self._children
+        self._tokens[blocks[0]] = key_tokens[0]
         self._hang(blocks[0], keys[0], above, seq.request.extra)
-        if len(blocks) > 1:  # nothing hangs under a block that was just published
-            children = self._children
-            for parent, block in pairwise(blocks):
-                children[parent] = block
+        if above is not None:
+            self.num_children[above] += 1
+        key_of, parent_of, num_children, depth_of = self.key, self.parent, self.num_children, self.depth
+        published_step, last_use_step, tokens_of = self.published_step, self.last_use_step, self._tokens
+        for block, key, over, under, tokens, depth in zip(
+            blocks, keys, [above, *blocks], [*blocks[1:], None], key_tokens, range(begin, end), strict=False
+        ):
+            key_of[block] = key
+            parent_of[block] = over
+            children[block] = under  # nothing else hangs under a block that was just published
+            num_children[block] = 1
+            tokens_of[block] = tokens
+            published_step[block] = last_use_step[block] = step
+            depth_of[block] = depth
+        num_children[blocks[-1]] = 0
         extras = seq.request.spec.block_keys
         if extras:
             self._extra.update((blocks[i - begin], extras[i]) for i in range(begin, end) if i in extras)
-        if not self._ghosts.keys().isdisjoint(keys):
-            for key in keys:
-                self._ghosts.pop(key, None)
-        self._enter(blocks, keys, above, begin, step)
+        # Children left before their parents: behind a key that did not leave none did.
+        self._ghosts.forget(keys, chained=self._key_fn is default_key)
+        self.version += 1
         return end
 
     def standing(self, seq: Sequence, index: int) -> int | None:
@@ -169,29 +179,44 @@ class PrefixCache(PublishedBlocks):
             assert only is not None
             self._children[above] = {only: level, key: block}
 
-    def _detach(
-        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
-    ) -> tuple[list[int], Iterable[Hashable]]:
-        key_of, children, num_children = self.key, self._children, self.num_children
-        parent_keys: list[Any] = []
-        for block, key, parent in zip(blocks, keys, parents, strict=True):
-            if num_children[block]:
-                raise self._has_children(block)
-            if parent is None:
-                parent_keys.append(self._detach_root(block, key))
-                continue
-            parent_keys.append(key_of[parent])
-            left = num_children[parent] = num_children[parent] - 1
-            if left:
-                level = children[parent]
-                assert isinstance(level, dict), f"block {parent} had {left + 1} children"
-                del level[key]
-            else:
-                children[parent] = None
+    def _detach(self, blocks: Seq[int], keys: Seq[int], parents: Seq[int | None]) -> tuple[list[int], Seq[Hashable]]:
+        if self.leaves_in_order(blocks, reader(blocks)):
+            parent_keys = self._detach_chains(blocks, keys, parents)
+        else:
+            parent_keys = [self._detach_one(*row) for row in zip(blocks, keys, parents, strict=True)]
         if self._extra:
             for block in blocks:
                 self._extra.pop(block, None)
         return parent_keys, keys
+
+    def _detach_chains(self, blocks: Seq[int], keys: Seq[int], parents: Seq[int | None]) -> list[int]:
+        """Chains, each from its last block up: only the first block of each leaves a parent behind."""
+        children, num_children = self._children, self.num_children
+        parent_keys = [*keys[1:], 0]
+        tops = [i for i, (parent, after) in enumerate(zip(parents, blocks[1:], strict=False)) if parent != after]
+        for block in blocks:
+            children[block] = None
+            num_children[block] = 0
+        for i in (*tops, len(blocks) - 1):
+            parent_keys[i] = self._detach_one(blocks[i], keys[i], parents[i])
+        return parent_keys
+
+    def _detach_one(self, block: int, key: int, parent: int | None) -> int:
+        """Count ``block`` off its parent; returns the parent's key."""
+        if self.num_children[block]:
+            raise self._has_children(block)
+        if parent is None:
+            return self._detach_root(block, key)
+        left = self.num_children[parent] = self.num_children[parent] - 1
+        if left:
+            level = self._children[parent]
+            assert isinstance(level, dict), f"block {parent} had {left + 1} children"
+            del level[key]
+        else:
+            self._children[parent] = None
+        parent_key = self.key[parent]
+        assert parent_key is not None
+        return parent_key
 
     def _detach_root(self, block: int, key: int) -> int:
         """Take a block at the top out of the tree; returns the key of its root."""

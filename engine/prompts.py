@@ -14,14 +14,24 @@ from kvtop.engine.types import RequestSpec, SamplingParams
 TEXTS = ("tenant", "klass", "session_id", "parent_request_id")
 
 
-def as_tokens(prompt: object) -> list[int]:
+def as_tokens(prompt: object, *, may_wait: bool = False) -> list[int]:
     """The prompt as a list of the engine's own.
+
+    With ``may_wait`` a read-only memoryview stays what it is: nobody changes it, and as a list a prompt takes twenty
+    times the room, for as long as it waits. ``own_tokens`` makes the list when its sequence starts.
 
     Raises:
         InvalidRequest: not a sequence, or not of integers.
     """
     check_ids(InvalidRequest, "prompt", prompt)
+    if may_wait and isinstance(prompt, memoryview) and prompt.readonly:
+        return cast("list[int]", prompt)
     return list(cast("Seq[int]", prompt))
+
+
+def own_tokens(tokens: list[int]) -> list[int]:
+    """Those of a sequence that starts: a list, which can grow."""
+    return tokens if type(tokens) is list else list(tokens)
 
 
 def check_types(spec: RequestSpec) -> None:

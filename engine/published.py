@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import chain, repeat
-from itertools import count as count_from
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from operator import eq
+from typing import TYPE_CHECKING
 
+from kvtop.engine.columns import Reader, reader
 from kvtop.engine.errors import InvariantError
+from kvtop.engine.ghosts import Ghosts
+from kvtop.engine.keys import KeyFn, Packed, default_key, default_keys, pack, stable_int
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import MissReason
 
 if TYPE_CHECKING:
     from kvtop.engine.policies.future import FutureUses
-
-Tokens = tuple[int, ...]
-BlockExtra = str | int | None
-KeyFn = Callable[[int, Tokens, BlockExtra], int]
-
-
-def stable_int(value: Hashable) -> int:
-    """A 63-bit number for ``value``, equal in every process (``hash`` of a string is not)."""
-    digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def default_key(parent_key: int, tokens: Tokens, extra: BlockExtra) -> int:
-    """Key of a block behind ``parent_key``. Hashes of integers do not depend on the hash seed."""
-    return hash((parent_key, tokens) if extra is None else (parent_key, tokens, stable_int(extra)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +37,12 @@ class Unpublished:
     """Blocks that have left the tree, in order, as columns. Steps are counted; uses are those as a hit."""
 
     blocks: Seq[int]
-    keys: list[int]
-    parents: list[int | None]
-    parent_keys: list[int]
-    ages: list[int]  # since publication
-    idle: list[int]  # since the last use
-    uses: list[int]
+    keys: Seq[int]
+    parents: Seq[int | None]
+    parent_keys: Seq[int]
+    ages: Seq[int]  # since publication
+    idle: Seq[int]  # since the last use
+    uses: Seq[int]
 
 
 class PublishedBlocks(ABC):
@@ -79,9 +65,8 @@ class PublishedBlocks(ABC):
         self.uses = [0] * num_blocks
         self.depth = [0] * num_blocks  # blocks before it in its chain
         self.future: FutureUses | None = None  # what a recorded workload will ask for (eviction policy belady)
-        self._first_tokens: dict[Tokens, int] = {}  # how many roots have a first block of these tokens
-        self._ghosts: OrderedDict[Hashable, tuple[int, str]] = OrderedDict()
-        self._ghost_entries = ghost_entries
+        self._first_tokens: dict[Packed, int] = {}  # how many roots have a first block of these tokens
+        self._ghosts = Ghosts(ghost_entries)
         self._key_fn = key_fn or default_key
 
     @abstractmethod
@@ -111,25 +96,31 @@ class PublishedBlocks(ABC):
             seq.match_memo = (self.version, len(seq.tokens), found)
         return found
 
+    def leaves_in_order(self, blocks: Seq[int], read: Reader) -> bool:
+        """Each of ``blocks`` has no published children, or only the one right before it. ``read`` reads at them."""
+        is_parent = map(eq, blocks[1:], read(self.parent))  # of the block before
+        return read(self.num_children) == (0, *is_parent)
+
     def unpublish(self, blocks: Seq[int], step: int, cause: str) -> Unpublished:
         """Take ``blocks`` out of the tree in this order (eviction or reset), and remember who did it.
 
         Raises:
             InvariantError: one has published children left, which would hang under a stranger.
         """
-        key_of, parent_of = self.key, self.parent
-        keys: list[Any] = list(map(key_of.__getitem__, blocks))
-        parents = list(map(parent_of.__getitem__, blocks))
+        if not blocks:
+            return Unpublished((), (), (), (), (), (), ())
+        key_of, parent_of, read = self.key, self.parent, reader(blocks)
+        keys, parents = read(key_of), read(parent_of)
         if None in keys:
             raise InvariantError(f"block {blocks[keys.index(None)]} cannot leave the tree: it is not in it")
         parent_keys, ghosts = self._detach(blocks, keys, parents)
         for block in blocks:
             key_of[block] = parent_of[block] = None
-        self._remember(ghosts, (step, cause))
+        self._ghosts.remember(ghosts, step, cause)
         self.version += 1
-        ages = [step - published for published in map(self.published_step.__getitem__, blocks)]
-        idle = [step - used for used in map(self.last_use_step.__getitem__, blocks)]
-        uses = list(map(self.uses.__getitem__, blocks))
+        ages = [step - published for published in read(self.published_step)]
+        idle = [step - used for used in read(self.last_use_step)]
+        uses = read(self.uses)
         if any(uses):
             for block in blocks:
                 self.uses[block] = 0
@@ -152,10 +143,13 @@ class PublishedBlocks(ABC):
         key = keys[-1] if keys else self._root_key(seq.request.extra)
         tokens = tuple(seq.tokens[first * size : total * size])  # of a tuple a slice is a tuple at once
         blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        seq.key_tokens += pack(tokens, size)
+        if key_fn is default_key and not extras:
+            keys += default_keys(key, blocks)
+            return
         for block, extra in zip(blocks, map(extras.get, range(first, total)) if extras else repeat(None), strict=False):
             key = key_fn(key, block, extra)
             keys.append(key)
-        seq.key_tokens += blocks
 
     @staticmethod
     def _root_key(root: Hashable) -> int:
@@ -163,25 +157,17 @@ class PublishedBlocks(ABC):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _enter(self, blocks: Seq[int], keys: Seq[int], parent: int | None, depth: int, step: int) -> None:
-        """``blocks`` are published from now on: a chain, the first of them under ``parent``, ``depth`` blocks deep."""
-        key_of, parent_of, num_children = self.key, self.parent, self.num_children
-        published_step, last_use_step, depth_of = self.published_step, self.last_use_step, self.depth
+    def _enter(self, block: int, key: int, parent: int | None, depth: int, step: int) -> None:
+        """``block`` is published from now on, under ``parent``, behind ``depth`` blocks."""
         if parent is not None:
-            num_children[parent] += 1
-        for block, key, above, at in zip(blocks, keys, chain((parent,), blocks), count_from(depth), strict=False):
-            key_of[block] = key
-            parent_of[block] = above
-            published_step[block] = last_use_step[block] = step
-            depth_of[block] = at
-            num_children[block] = 1  # the next one; of the last, none
-        num_children[blocks[-1]] = 0
+            self.num_children[parent] += 1
+        self.key[block], self.parent[block], self.num_children[block] = key, parent, 0
+        self.published_step[block] = self.last_use_step[block] = step
+        self.depth[block] = depth
         self.version += 1
 
     @abstractmethod
-    def _detach(
-        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
-    ) -> tuple[list[int], Iterable[Hashable]]:
+    def _detach(self, blocks: Seq[int], keys: Seq[int], parents: Seq[int | None]) -> tuple[list[int], Seq[Hashable]]:
         """Take ``blocks`` out of the tree, children first, and count them off their parents.
 
         ``self.key`` and ``self.parent`` still stand. Raises InvariantError: one has children left.
@@ -191,23 +177,13 @@ class PublishedBlocks(ABC):
     def _has_children(self, block: int) -> InvariantError:
         return InvariantError(f"block {block} cannot leave the tree: {self.num_children[block]} children are left")
 
-    def _remember(self, ghosts: Iterable[Hashable], end: tuple[int, str]) -> None:
-        known = self._ghosts
-        for ghost in ghosts:
-            if ghost in known:  # only where keys collide
-                del known[ghost]
-            known[ghost] = end
-        while len(known) > self._ghost_entries:
-            known.popitem(last=False)
-
     def _explain(
         self, seq: Sequence, hits: list[int], missed: int, ghost: Hashable, running: Iterable[Sequence]
     ) -> Lookup:
         """Why block ``missed`` of ``seq`` is not there. Complexity: O(running sequences)."""
         key = seq.keys[missed]
-        if ghost in self._ghosts:
-            step, by = self._ghosts[ghost]
-            return Lookup(hits, MissReason.EVICTED, key, by, step)
+        if (end := self._ghosts.get(ghost)) is not None:
+            return Lookup(hits, MissReason.EVICTED, key, end.cause, end.step)
         for other in running:
             if other is seq or len(other.keys) <= missed or other.keys[missed] != key:
                 continue
@@ -217,10 +193,10 @@ class PublishedBlocks(ABC):
             return Lookup(hits, MissReason.OTHER_SALT, key)
         return Lookup(hits, MissReason.NEVER_SEEN, key)
 
-    def _note_first_tokens(self, tokens: Tokens) -> None:
+    def _note_first_tokens(self, tokens: Packed) -> None:
         self._first_tokens[tokens] = self._first_tokens.get(tokens, 0) + 1
 
-    def _forget_first_tokens(self, tokens: Tokens) -> None:
+    def _forget_first_tokens(self, tokens: Packed) -> None:
         left = self._first_tokens[tokens] - 1
         if left:
             self._first_tokens[tokens] = left

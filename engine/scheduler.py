@@ -18,6 +18,7 @@ from operator import attrgetter
 from kvtop.engine.allocators.base import Admission, Allocator
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.policies.registry import BATCH, QUEUE, VICTIM, PolicyContext
+from kvtop.engine.prompts import own_tokens
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import Chunk, Plan, RequestState, Shortage, Stall, WaitReason
@@ -151,6 +152,7 @@ class Scheduler:
         seq.state = RequestState.RUNNING
         seq.wait_reason = seq.wait_blocker = None
         seq.num_computed = admission.cached
+        seq.tokens = own_tokens(seq.tokens)
         request, lookup = seq.request, admission.lookup
         first = request.cached_tokens is None
         if first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvtop.engine.keys import Packed
 from kvtop.engine.types import (
     NULL_BLOCK,
     FinishReason,
@@ -90,7 +91,7 @@ class Sequence:
     promised: int = 0  # blocks promised at admission and not allocated yet
     # Prefix keys, one a whole block, each computed once however often the sequence is retried.
     keys: list[int] = field(default_factory=list)
-    key_tokens: list[tuple[int, ...]] = field(default_factory=list)  # of each key: the tokens of its block
+    key_tokens: list[Packed] = field(default_factory=list)  # of each key: the tokens of its block
     num_published: int = 0  # leading blocks of the table that are published nodes of the tree
     cache_epoch: int = -1  # epoch of the cache at admission; an older one never publishes
     high_water: int = 0  # positions below it were computed (or cached) before: computing them again is recomputation

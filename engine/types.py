@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -345,6 +346,23 @@ class Eviction(msgspec.Struct, frozen=True, gc=False):
     uses: int  # times it was handed out as a hit
 
 
+class EvictedRun(msgspec.Struct, frozen=True, gc=False):
+    """Blocks evicted together, as columns: an ``Eviction`` of each is made for those who ask only."""
+
+    cause: str
+    step: int
+    blocks: Seq[int]
+    keys: Seq[int]
+    parent_keys: Seq[int]
+    ages: Seq[int]
+    idle: Seq[int]
+    uses: Seq[int]
+
+    def evictions(self) -> Iterator[Eviction]:
+        ids, times = (self.blocks, self.keys, self.parent_keys), (self.ages, self.idle, self.uses)
+        return map(Eviction, *ids, repeat(self.cause), repeat(self.step), *times)
+
+
 @dataclass(frozen=True, slots=True)
 class Stall:
     """Nothing can advance: which sequence is stuck, why, and on what."""
@@ -370,10 +388,15 @@ class StepOutput:
     finished: dict[str, FinishReason] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
-    evicted: list[Eviction] = field(default_factory=list)
+    evicted_runs: list[EvictedRun] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)  # request ids all of whose sequences have finished
     plan: Plan = field(default_factory=lambda: Plan(0))
     stalled: Stall | None = None
+
+    @property
+    def evicted(self) -> list[Eviction]:
+        """Blocks taken out of the cache, in order. Made anew with every call."""
+        return [eviction for run in self.evicted_runs for eviction in run.evictions()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,8 +436,8 @@ class RequestView(msgspec.Struct, frozen=True):
 
     request_id: str
     state: RequestState
-    prompt: tuple[int, ...]
-    output: tuple[int, ...]
+    tokens: Seq[int]
+    num_prompt: int
     block_table: tuple[int, ...]
     num_computed: int
     cached_tokens: int
@@ -431,6 +454,14 @@ class RequestView(msgspec.Struct, frozen=True):
     text: str | None = None  # of the output so far, cut before a stop string; None without stop strings
     host_hit_tokens: int = 0  # of ``cached_tokens``, from the host tier
     prompt_logprobs: tuple[float, ...] | None = None  # of prompt tokens 1, 2, ... as far as computed; None: not asked
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(self.tokens[: self.num_prompt])
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(self.tokens[self.num_prompt :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,9 @@ def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
     return RequestView(
         request_id=seq.seq_id,
         state=seq.state,
-        prompt=tuple(seq.tokens[: seq.num_prompt]),
-        output=tuple(seq.output),
+        # Of a sequence that has ended nobody changes them any more.
+        tokens=seq.tokens if seq.state is RequestState.FINISHED else tuple(seq.tokens),
+        num_prompt=seq.num_prompt,
         block_table=tuple(seq.block_table),
         num_computed=seq.num_computed,
         cached_tokens=seq.cached_tokens,

@@ -16,7 +16,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from kvtop.engine.errors import InvariantError
-from kvtop.engine.published import BlockExtra, KeyFn, Lookup, PublishedBlocks, Tokens
+from kvtop.engine.keys import BlockExtra, KeyFn, Packed
+from kvtop.engine.published import Lookup, PublishedBlocks
 from kvtop.engine.sequence import Sequence
 from kvtop.engine.types import NULL_BLOCK, MissReason
 from kvtop.engine.windows import KVGroups
@@ -31,7 +32,7 @@ class Node:
                  "parent", "root", "tokens")  # fmt: skip
 
     def __init__(
-        self, number: int, key: int, tokens: Tokens, extra: BlockExtra, parent: Node | None, root: Hashable, groups: int
+        self, number: int, key: int, tokens: Packed, extra: BlockExtra, parent: Node | None, root: Hashable, groups: int
     ) -> None:
         self.number, self.key, self.tokens, self.extra = number, key, tokens, extra
         self.parent, self.root = parent, root
@@ -216,9 +217,7 @@ class WindowedCache(PublishedBlocks):
             self._note_first_tokens(tokens)
         return Node(self._num_made, seq.keys[index], tokens, extra, parent, seq.request.extra, len(self.windows))
 
-    def _detach(
-        self, blocks: Seq[int], keys: list[int], parents: list[int | None]
-    ) -> tuple[list[int], Iterable[Hashable]]:
+    def _detach(self, blocks: Seq[int], keys: Seq[int], parents: Seq[int | None]) -> tuple[list[int], Seq[Hashable]]:
         parent_keys, ghosts = [], []
         for block, key, parent in zip(blocks, keys, parents, strict=True):
             if self.num_children[block]:
@@ -244,8 +243,8 @@ class WindowedCache(PublishedBlocks):
         node.blocks[group] = block
         node.num_blocks += 1
         self._node[block], self._group[block] = node, group
-        self._ghosts.pop((group, node.key), None)
-        self._enter((block,), (node.key,), parent, node.depth, step)
+        self._ghosts.forget([(group, node.key)])
+        self._enter(block, node.key, parent, node.depth, step)
 
     def _prune(self, node: Node | None) -> None:
         """Remove ``node`` and those above it that nothing needs any more."""

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from kvtop.engine.config import EngineConfig, with_whole_prompts
 from kvtop.engine.engine import Engine
 from kvtop.engine.errors import ConfigError, UnknownName
 from kvtop.engine.executors.null import NullExecutor
+from kvtop.engine.executors.sim import SimExecutor
+from kvtop.engine.executors.sim_cost import CostModel
 from kvtop.engine.policies.future import FutureUses
 from kvtop.engine.policies.registry import policy_label
 from kvtop.engine.recorder import AnyRecorder
@@ -26,6 +30,7 @@ Requests = Callable[[int, int], Iterable[RequestSpec]]
 
 EXECUTORS = {
     "torch": "a real model, in real time",
+    "sim": "no model, virtual time: a step costs what a cost model says",
     "null": "no model, virtual time: every step costs the same",
 }
 
@@ -85,6 +90,8 @@ def build_engine(
     """
     if executor == "null":
         return _build_null(engine, executor_params, num_blocks, recorder, requests)
+    if executor == "sim":
+        return _build_sim(engine, executor_params, num_blocks, kv_memory_bytes, recorder, requests)
     if executor == "torch":
         sizes = (num_blocks, kv_memory_bytes)
         return _build_torch(engine, executor_params, model, device, *sizes, recorder, progress, requests)
@@ -117,6 +124,52 @@ def _build_null(
         "kv_bytes_per_block": None,
     }
     return Built(built, {**describe(built, "null"), **info, "vocab_size": vocab_size}, vocab_size)
+
+
+def _build_sim(
+    engine: dict[str, Any],
+    params: dict[str, Any],
+    num_blocks: int | None,
+    kv_memory_bytes: int | None,
+    recorder: AnyRecorder,
+    requests: Requests | None,
+) -> Built:
+    known = ("cost_model", "model", "device", "dtype", "kv_dtype", "max_model_len", "vocab_size")
+    for key in params:
+        if key not in known:
+            raise UnknownName("parameter of the sim executor", key, known)
+    if "cost_model" not in params:
+        raise ConfigError("the sim executor needs a cost_model: what a step costs")
+    cost = msgspec.convert(params["cost_model"], CostModel)
+    block_size = engine.get("block_size", DEFAULT_BLOCK_SIZE)
+    per_block: int = cost.work.pool_bytes_per_token * block_size
+    if num_blocks is None:
+        kv_memory_bytes = kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES
+        num_blocks = kv_memory_bytes // per_block
+        if num_blocks < 1:
+            raise ConfigError(f"KV memory of {kv_memory_bytes:,} bytes holds no block: one takes {per_block:,}")
+    values = {"max_model_len": params.get("max_model_len"), **engine, "num_blocks": num_blocks}
+    values.pop("kv_dtype", None)  # the cost model's bytes are those of the dtype; nothing is stored
+    config = EngineConfig.from_mapping(with_whole_prompts(values, num_blocks))
+    if cost.machine.host_bytes_s is None and (config.host_blocks or config.host_cache_blocks):
+        raise ConfigError("cost model: blocks move to host memory, and the machine has no host_bytes_s")
+    vocab_size = params.get("vocab_size", NULL_VOCAB_SIZE)
+    future = _future(config, vocab_size, requests)
+    built = Engine(config, SimExecutor(cost, config.block_size), recorder=recorder, future=future)
+    info = {
+        "simulated": True,
+        "model": params.get("model"),
+        "device": params.get("device"),
+        "dtype": params.get("dtype"),
+        "kv_dtype": params.get("kv_dtype"),
+        "computed_by": None,
+        "kv_bytes_per_block": per_block,
+        "cost_model": cost.name,
+        "cost_model_hash": cost.hash,
+        "cost_model_values": msgspec.to_builtins(cost),
+        "vocab_size": vocab_size,
+    }
+    return Built(built, {**describe(built, "sim"), **info}, vocab_size)
 
 
 def _build_torch(

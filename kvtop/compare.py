@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtop.column_statistics import Statistics, column_statistics
+from kvtop.compare_json import comparison_json
 from kvtop.compare_notes import comparison_notes
 from kvtop.engine.errors import KvtopError, UsageError
+from kvtop.gates import Tripped
 from kvtop.labels import setting, short
-from kvtop.measures import MEASURES, Measure, class_measures
+from kvtop.load_rates import same_load
+from kvtop.measures import BY_KEY, PRIMARY, Measure
 from kvtop.memory_report import memory_by_column
+from kvtop.replicates import pairs
+from kvtop.slo import Slo
 from kvtop.stats import mean
-from kvtop.summary import RunSummary, load_run
+from kvtop.summary import EVERYTHING, RunSummary, Selection, load_run
 
 MUST_AGREE = {
     "workload_hash": "workload hash",
@@ -31,7 +37,8 @@ CONFIGURATION = (
     "workload", "policy", "policy_params", "allocator", "batch_policy", "victim", "eviction", "preemption_mode",
     "prefix_caching", "chunked_prefill", "executor", "model", "device", "dtype", "kv_dtype", "computed_by",
     "block_size_tokens", "num_blocks", "host_blocks", "host_cache_blocks",
-    "max_num_seqs", "max_batched_tokens", "max_model_len", "time_scale", "length_scale", "limit", "clock", "cost_model",
+    "max_num_seqs", "max_batched_tokens", "max_model_len", "loop", "too_long", "time_scale", "length_scale", "limit",
+    "clock", "cost_model",
     "gpu", "cpu", "kvtop",
 )  # fmt: skip
 """Manifest keys that make a column; those that differ between columns name it, policy always."""
@@ -68,7 +75,11 @@ class Comparison:
     columns: list[Column]
     conflicts: list[str]
     notes: list[str]
-    memory: list[dict[str, float | None]] = field(default_factory=list)  # of each column, where allocators differ
+    memory: list[dict[str, float | None]]  # of each column, where allocators differ
+    statistics: list[Statistics]  # of each column
+    primary: list[Measure]  # what the comparison is declared to be about
+    same_load: bool | None  # realised rates within 1 %; None: not known
+    gates: list[Tripped] = field(default_factory=list)  # what ``check_gates`` found
 
     def change(self, measure: Measure, column: Column) -> float | None:
         """Difference of ``column`` from the first: relative for times and rates, absolute for ratios and counts."""
@@ -82,34 +93,24 @@ class Comparison:
         return after / before - 1
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data with stable keys; null where not measured, never NaN."""
-        return {
-            "workload": self.workload,
-            "shared": self.shared,
-            "comparable": not self.conflicts,
-            "conflicts": self.conflicts,
-            "notes": self.notes,
-            "columns": [self._column_json(index, column) for index, column in enumerate(self.columns)],
-        }
-
-    def _column_json(self, index: int, column: Column) -> dict[str, Any]:
-        return {
-            "label": column.label,
-            "replicates": len(column.runs),
-            "status": column.status,
-            "values": {measure.key: column.value(measure) for measure in MEASURES},
-            "n": {measure.key: column.n(measure) for measure in MEASURES if measure.n is not None},
-            "change_from_first": {measure.key: self.change(measure, column) for measure in MEASURES},
-            "classes": {
-                name: {measure.key: column.value(measure) for measure in measures}
-                for name, measures in class_measures([run for column in self.columns for run in column.runs]).items()
-            },
-            "memory": self.memory[index] if self.memory else None,
-            "runs": [run.as_json() for run in column.runs],
-        }
+        """Plain data with stable keys (``kvtop.compare_json``)."""
+        return comparison_json(self)
 
 
-def compare_paths(paths: Sequence[Path], *, force: bool = False) -> list[Comparison]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a comparison is asked for besides the runs. ``force``: also set side by side what is not comparable."""
+
+    force: bool = False
+    slo: Slo | None = None  # None: no goodput
+    selection: Selection = EVERYTHING  # whose requests enter the latencies
+    primary: tuple[str, ...] = PRIMARY  # keys of measures
+
+
+DEFAULTS = Options()
+
+
+def compare_paths(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Comparison]:
     """Load and compare runs and directories of runs. A single directory with several workloads gives one
     comparison a workload; a run in a directory that cannot be read is left out, and a note says so.
 
@@ -119,17 +120,17 @@ def compare_paths(paths: Sequence[Path], *, force: bool = False) -> list[Compari
     runs: list[RunSummary] = []
     left_out: list[str] = []
     for path in paths:
-        loaded, failed = _load(path)
+        loaded, failed = _load(path, options)
         runs += loaded
         left_out += failed
     if not runs:
         raise UsageError("; ".join(left_out))
-    comparisons = compare_by_workload(runs, force=force) if len(paths) == 1 else [compare_runs(runs, force=force)]
+    comparisons = compare_by_workload(runs, options) if len(paths) == 1 else [compare_runs(runs, options)]
     comparisons[-1].notes.extend(f"left out: {text}" for text in left_out)
     return comparisons
 
 
-def compare_by_workload(runs: Sequence[RunSummary], *, force: bool = False) -> list[Comparison]:
+def compare_by_workload(runs: Sequence[RunSummary], options: Options = DEFAULTS) -> list[Comparison]:
     """One comparison a workload, in the order they first appear.
 
     Raises:
@@ -138,28 +139,28 @@ def compare_by_workload(runs: Sequence[RunSummary], *, force: bool = False) -> l
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         groups.setdefault(str(run.manifest.get("workload")), []).append(run)
-    return [compare_runs(group, force=force) for group in groups.values()]
+    return [compare_runs(group, options) for group in groups.values()]
 
 
-def load_readable(run_dirs: Sequence[Path]) -> tuple[list[RunSummary], list[str]]:
+def load_readable(run_dirs: Sequence[Path], options: Options = DEFAULTS) -> tuple[list[RunSummary], list[str]]:
     """Summaries of the runs that can be read, and one line for each that cannot."""
     runs: list[RunSummary] = []
     failed: list[str] = []
     for run_dir in run_dirs:
         try:
-            runs.append(load_run(run_dir))
+            runs.append(load_run(run_dir, slo=options.slo, selection=options.selection))
         except KvtopError as error:
             failed.append(str(error))
     return runs, failed
 
 
-def _load(path: Path) -> tuple[list[RunSummary], list[str]]:
+def _load(path: Path, options: Options) -> tuple[list[RunSummary], list[str]]:
     from kvtop.results.load import find_runs
 
     inside = find_runs(path)
     if inside in ([], [path]):
-        return [load_run(path)], []
-    runs, failed = load_readable(inside)
+        return [load_run(path, slo=options.slo, selection=options.selection)], []
+    runs, failed = load_readable(inside, options)
     return sorted(runs, key=_place), failed
 
 
@@ -170,21 +171,41 @@ def _place(run: RunSummary) -> list[Any]:
     return [Path(run.path).name.rpartition("-")[0], *numbers]
 
 
-def compare_runs(runs: Sequence[RunSummary], *, force: bool = False) -> Comparison:
-    """Group replicates into columns.
+def compare_runs(runs: Sequence[RunSummary], options: Options = DEFAULTS) -> Comparison:
+    """Group replicates into columns, and set each against the first.
 
     Raises:
-        UsageError: workload hash, clock kind, cost model or block size differ, and ``force`` is not set.
+        UsageError: workload hash, clock kind, cost model or block size differ, and ``options.force`` is not set.
     """
     conflicts = find_conflicts(runs)
-    if conflicts and not force:
+    if conflicts and not options.force:
         raise UsageError(
             f"not comparable: {'; '.join(conflicts)} (`kvtop compare --force` sets them side by side all the same)"
         )
     columns = _columns(runs)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
-    notes, memory = comparison_notes(columns), memory_by_column(columns)
-    return Comparison(", ".join(workloads), _shared(runs), columns, conflicts, notes, memory)
+    primary = [BY_KEY[key] for key in options.primary]
+    return Comparison(
+        workload=", ".join(workloads),
+        shared=_shared(runs),
+        columns=columns,
+        conflicts=conflicts,
+        notes=comparison_notes(columns, options.selection),
+        memory=memory_by_column(columns),
+        statistics=column_statistics([column.runs for column in columns], primary),
+        primary=primary,
+        same_load=_same_load(columns),
+    )
+
+
+def _same_load(columns: Sequence[Column]) -> bool | None:
+    """Whether every replicate had the same realised rate under all configurations; None where that is not known."""
+    found = {
+        same_load(first.load, other.load)
+        for column in columns[1:]
+        for first, other in pairs(columns[0].runs, column.runs)
+    }
+    return False if False in found else None if None in found else True
 
 
 def find_conflicts(runs: Sequence[RunSummary]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shape of a model in a local Hugging Face directory, read from its JSON and safetensors headers. No torch."""
+"""The shape of a model: a preset's, or read from a Hugging Face directory's JSON and safetensors headers. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtop.engine.errors import ModelError
+from kvtop.engine.errors import ModelError, UsageError
+from kvtop.presets import model_preset
 
 _DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all other safetensors types: 1
 
@@ -25,7 +26,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What KV bytes and weight bytes depend on; None where the directory does not say."""
+    """What KV bytes, weight bytes and arithmetic depend on; None where the directory does not say."""
 
     name: str
     source: str
@@ -37,6 +38,38 @@ class ModelShape:
     max_model_len: int | None = None
     sliding_window: int | None = None
     num_sliding_layers: int = 0
+    num_heads: int | None = None
+    hidden_size: int | None = None
+    num_active_params: int | None = None  # those that one token passes: all but in a mixture of experts
+
+
+def find_shape(name: str) -> ModelShape:
+    """Shape of what ``name`` stands for: a Hugging Face directory, its config.json, or a preset.
+
+    Raises:
+        ModelError: see ``read_model_dir``.
+        UsageError: no such path, no such preset (with the nearest).
+    """
+    path = Path(name)
+    if path.exists():
+        return read_model_dir(path)
+    if "/" in name:
+        raise UsageError(f"{name}: no such directory or file (presets have names such as llama-3-8b)")
+    preset = model_preset(name)
+    return ModelShape(
+        name=name.lower(),
+        source=preset.source,
+        num_layers=preset.num_layers,
+        num_kv_heads=preset.num_kv_heads,
+        head_dim=preset.head_dim,
+        num_params=preset.num_params,
+        max_model_len=preset.max_model_len,
+        sliding_window=preset.sliding_window,
+        num_sliding_layers=preset.num_sliding_layers,
+        num_heads=preset.num_heads,
+        hidden_size=preset.hidden_size,
+        num_active_params=preset.num_active_params or preset.num_params,
+    )
 
 
 def read_model_dir(path: Path) -> ModelShape:
@@ -57,6 +90,8 @@ def read_model_dir(path: Path) -> ModelShape:
     head_dim = config.get("head_dim") or _integer(config, config_path, "hidden_size", "n_embd") // num_heads
     window, num_sliding = _sliding(config, num_layers)
     num_params, weight_bytes = _weights(config_path.parent)
+    if num_params is None:
+        num_params = _dense_params(config, num_layers, num_heads, int(head_dim))
     return ModelShape(
         name=config_path.parent.resolve().name,
         source=str(config_path),
@@ -68,6 +103,9 @@ def read_model_dir(path: Path) -> ModelShape:
         max_model_len=config.get("max_position_embeddings") or config.get("n_positions"),
         sliding_window=window,
         num_sliding_layers=num_sliding,
+        num_heads=num_heads,
+        hidden_size=config.get("hidden_size") or config.get("n_embd"),
+        num_active_params=None if _experts(config) else num_params,
     )
 
 
@@ -107,6 +145,31 @@ def _sliding(config: dict[str, Any], num_layers: int) -> tuple[int | None, int]:
     else:
         num_sliding = num_layers
     return (int(window), num_sliding) if num_sliding else (None, 0)
+
+
+def _experts(config: dict[str, Any]) -> bool:
+    """Whether only some of the parameters work for a token."""
+    return any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
+_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose parameters follow from the config alone by ``_dense_params``."""
+
+
+def _dense_params(config: dict[str, Any], num_layers: int, num_heads: int, head_dim: int) -> int | None:
+    """Parameters of a family with gated feed-forward layers, two norms a layer and known biases; else None."""
+    kind, hidden = config.get("model_type"), config.get("hidden_size")
+    feed_forward, vocabulary = config.get("intermediate_size"), config.get("vocab_size")
+    if kind not in _DENSE or not isinstance(hidden, int) or not isinstance(feed_forward, int):
+        return None
+    if not isinstance(vocabulary, int) or config.get("attention_bias") or config.get("mlp_bias"):
+        return None
+    q = num_heads * head_dim
+    kv = int(config.get("num_key_value_heads") or num_heads) * head_dim
+    layer = 2 * hidden * (q + kv) + 3 * hidden * feed_forward + 2 * hidden
+    layer += {"qwen2": q + 2 * kv, "qwen3": 2 * head_dim}.get(kind, 0)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return num_layers * layer + embeddings + hidden
 
 
 def _weights(folder: Path) -> tuple[int | None, int | None]:

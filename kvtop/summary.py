@@ -1,34 +1,52 @@
-"""What one recorded run amounts to: latency percentiles, throughput, hit rate, occupancy, from its tables.
+"""What one recorded run amounts to: latency percentiles, throughput, goodput, hit rate, occupancy, from its tables.
 
 TPOT, E2E and queue time count requests whose status is ``ok``. TTFT and ITL also count what requests cut off by the
 end of the run had emitted by then: it was measured, and leaving it out would favour short answers. Failed, rejected
-and aborted requests enter no latency; all are counted by status.
+and aborted requests enter no latency; all are counted by status. Warm-up that was declared, and phases that were not
+asked for, enter no latency either; throughput and hit rate are of the whole run.
 Every figure is None where it was not measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtop.engine.errors import KvtopError
-from kvtop.engine.events import StepEvent
-from kvtop.results.recording import read_frames
+from kvtop.hits import HitLoss
+from kvtop.load_rates import Load, load_of
+from kvtop.results.window import PHASES, WARMUP, Window, phases
+from kvtop.run_measures import duration, hit_rates, peak, throughput, window_of
+from kvtop.slo import Goodput, Slo, goodput
 from kvtop.stats import Distribution, ratio
+from kvtop.token_times import emissions, gaps_by_class
 
 if TYPE_CHECKING:
     import polars as pl
 
-_S = 1_000_000_000
+    from kvtop.results.load import Run
 
 _REQUEST_COLUMNS = (
-    "request_id", "status", "phase", "prompt_tokens", "output_tokens", "t_sched_ns", "t_done_ns", "t_first_token_ns",
-    "ttft_ns", "tpot_ns", "e2e_ns", "queue_total_ns", "hit_tokens", "host_hit_tokens", "num_preemptions", "class",
+    "req_index", "request_id", "status", "prompt_tokens", "output_tokens", "t_sched_ns", "t_submit_ns", "t_done_ns",
+    "t_first_token_ns", "lag_ns", "ttft_ns", "ttft_submit_ns", "tpot_ns", "e2e_ns", "itl_max_ns", "queue_total_ns",
+    "hit_tokens", "host_hit_tokens", "ideal_hit_tokens", "shared_prefix_tokens", "miss_reason", "num_preemptions",
+    "class",
 )  # fmt: skip
 _MEASURED = ("ok", "cutoff")  # whose emitted tokens count for TTFT and ITL
-_STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running")
+_STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which requests enter the latencies. ``warmup``: of these by intended arrival none; None: as the run declares."""
+
+    phases: tuple[str, ...] = PHASES
+    warmup: int | None = None
+
+
+EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,19 @@ class ClassLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """What pairs a request with itself in another run, in ns; None where it has no such time or is left out."""
+
+    request_id: str
+    klass: str
+    status: str
+    phase: str | None
+    ttft: int | None
+    tpot: int | None
+    e2e: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunSummary:
     """One run. Times in ns, throughput per second of the run's clock, occupancy in blocks."""
 
@@ -47,6 +78,9 @@ class RunSummary:
     manifest: dict[str, Any]
     status: str
     statuses: dict[str, int]  # requests by status
+    phases: dict[str, int]  # requests by phase; empty without a window
+    num_left_out: int  # requests that enter no latency because of their phase or as declared warm-up
+    window: Window | None  # ns; the steady part (kvtop.results.window)
     ttft: Distribution
     itl: Distribution  # all gaps between tokens pooled: a long answer weighs more
     tpot: Distribution  # one value a request: every answer weighs the same
@@ -59,16 +93,20 @@ class RunSummary:
     total_tokens_s: float | None
     requests_s: float | None
     steady_requests_s: float | None  # (n - 1) / (last - first completion): start-up and tail left out
-    busy_output_tokens_s: float | None  # while at least half the peak number of sequences ran
+    steady_output_tokens_s: float | None  # in the window
+    load: Load
     hit_rate: float | None
     hit_tokens: int | None
     host_hit_rate: float | None  # beside it: found in host memory; None without a host tier
+    hits: HitLoss | None  # None: caching off, or the bound is not known
     preemptions: int
     evictions: int
     peak_used_blocks: int | None
     num_blocks: int | None
+    goodput: Goodput | None = None  # None: no objectives were given
     classes: dict[str, ClassLatency] = field(default_factory=dict)  # empty where all requests are of one class
     samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind ttft, itl, tpot and e2e
+    requests: list[RequestTimes] = field(default_factory=list, repr=False)  # by intended arrival
 
     @property
     def num_requests(self) -> int:
@@ -82,19 +120,26 @@ class RunSummary:
     def peak_occupancy(self) -> float | None:
         return ratio(self.peak_used_blocks, self.num_blocks)
 
+    @property
+    def simulated(self) -> bool:
+        return self.manifest.get("clock") == "virtual"
+
     def as_json(self) -> dict[str, Any]:
-        """Plain data without NaN and without the samples; null where not measured."""
-        data = asdict(replace(self, samples={}))
-        del data["samples"]
+        """Plain data without NaN and without what stands for single requests; null where not measured."""
+        data = asdict(replace(self, samples={}, requests=[]))
+        del data["samples"], data["requests"]
         return data | {
             "num_requests": self.num_requests,
             "num_ok": self.num_ok,
             "peak_occupancy": self.peak_occupancy,
+            "load": data["load"] | {"deviation": self.load.deviation},
+            "hits": None if self.hits is None else self.hits.as_json(),
+            "goodput": None if self.goodput is None else self.goodput.as_json(),
         }
 
 
-def load_run(run_dir: Path) -> RunSummary:
-    """Summarise one run directory.
+def load_run(run_dir: Path, *, slo: Slo | None = None, selection: Selection = EVERYTHING) -> RunSummary:
+    """Summarise one run directory. With ``slo`` its requests are judged, whatever its manifest says.
 
     Raises:
         UsageError: not a run's directory, or a run that is still going.
@@ -108,60 +153,84 @@ def load_run(run_dir: Path) -> RunSummary:
         run = open_run(run_dir)
     except pl.exceptions.PolarsError as error:  # the tables of a killed run are made here, and the disk may refuse
         raise KvtopError(f"{run_dir}: its tables cannot be made ({str(error).splitlines()[0]})") from None
-    manifest, frames = run.manifest, run.frames_path
     try:
         rows = _rows(run.requests, _REQUEST_COLUMNS).to_dicts()
         steps = _rows(run.steps, _STEP_COLUMNS)
     except KvtopError as error:
         raise KvtopError(f"{run_dir}: {error}") from None
-    ok = [row for row in rows if row["status"] == "ok"]
-    gaps, busy_tokens_s = _token_measures(frames, rows, _busy_part(steps))
+    return _summarise(run_dir, run, rows, steps, slo, selection)
+
+
+def _summarise(
+    run_dir: Path, run: Run, rows: list[dict[str, Any]], steps: pl.DataFrame, slo: Slo | None, selection: Selection
+) -> RunSummary:
+    manifest, window = run.manifest, window_of(steps)
+    kept = _select(rows, window, selection, manifest)
+    ok = [row for row in kept if row["status"] == "ok"]
+    classes = {row["request_id"]: row["class"] or "" for row in kept if row["status"] in _MEASURED}
+    found = emissions(run, {row["req_index"]: row["request_id"] for row in rows})
+    gaps = {} if found is None else gaps_by_class(found, classes)
     samples = {
-        "ttft": _known(rows, "ttft_ns", _MEASURED),
+        "ttft": _known(kept, "ttft_ns", _MEASURED),
         "itl": [gap for of_class in gaps.values() for gap in of_class],
         "tpot": _known(ok, "tpot_ns"),
         "e2e": _known(ok, "e2e_ns"),
     }
-    duration = _duration(rows, steps)
-    output = sum(row["output_tokens"] or 0 for row in rows)
-    prompt = sum(row["prompt_tokens"] or 0 for row in rows if row["t_first_token_ns"] is not None)
-    looked_up = (
-        [row for row in rows if row["hit_tokens"] is not None] if manifest.get("prefix_caching") is not False else []
-    )
-    hits = sum(row["hit_tokens"] for row in looked_up) if looked_up else None
-    host_hits = sum(row["host_hit_tokens"] or 0 for row in looked_up) if manifest.get("host_cache_blocks") else None
-    per_second = ratio(_S, duration)
+    duration_ns = duration(rows, steps)
     return RunSummary(
         path=str(run_dir),
         manifest=manifest,
         status=str(manifest.get("status") or "unknown"),
         statuses=_count(str(row["status"]) for row in rows),
-        ttft=Distribution.of(samples["ttft"]),
-        itl=Distribution.of(samples["itl"]),
-        tpot=Distribution.of(samples["tpot"]),
-        e2e=Distribution.of(samples["e2e"]),
+        phases=_count(row["phase"] for row in rows if row["phase"] is not None),
+        num_left_out=len(rows) - len(kept),
+        window=window,
+        **{name: Distribution.of(values) for name, values in samples.items()},
         queue=Distribution.of(row["queue_total_ns"] for row in ok),
-        duration_ns=duration,
-        output_tokens=output,
-        prompt_tokens=prompt,
-        output_tokens_s=_times(output, per_second),
-        total_tokens_s=_times(output + prompt, per_second),
-        requests_s=_times(len(ok), per_second),
-        steady_requests_s=_steady_rate(ok),
-        busy_output_tokens_s=busy_tokens_s,
-        hit_rate=ratio(hits, sum(row["prompt_tokens"] for row in looked_up)),
-        hit_tokens=hits,
-        host_hit_rate=ratio(host_hits, sum(row["prompt_tokens"] for row in looked_up)),
+        duration_ns=duration_ns,
+        **throughput(rows, steps, window, duration_ns),
+        load=load_of(rows, _longest_step(steps), manifest.get("loop")),
+        **hit_rates(rows, manifest),
         preemptions=int(steps["preemptions"].sum()),
         evictions=int(steps["evictions"].sum()),
-        peak_used_blocks=_peak(steps, "used_blocks"),
+        peak_used_blocks=peak(steps, "used_blocks"),
         num_blocks=manifest.get("num_blocks"),
-        classes=_classes(rows, gaps),
+        goodput=None if slo is None else goodput(kept, slo, duration_ns),
+        classes=_classes(kept, gaps),
         samples=samples,
+        requests=[_times_of(row) for row in sorted(kept, key=lambda row: (row["t_sched_ns"], row["req_index"]))],
     )
 
 
-def _known(rows: list[dict[str, Any]], column: str, statuses: tuple[str, ...] | None = None) -> list[float]:
+def _longest_step(steps: pl.DataFrame) -> int | None:
+    return None if steps.is_empty() else max((steps["t_done_ns"] - steps["t_start_ns"]).to_list())
+
+
+def _select(
+    rows: list[dict[str, Any]], window: Window | None, selection: Selection, manifest: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Give every row its phase; the rows that enter the latencies."""
+    declared = selection.warmup if selection.warmup is not None else int(manifest.get("warmup_requests") or 0)
+    for row, phase, told in zip(rows, phases(rows, window, declared), phases(rows, None, declared), strict=True):
+        row["phase"], row["declared"] = phase, told == WARMUP
+    wanted = (*selection.phases, None) if selection.phases == PHASES else selection.phases
+    return [row for row in rows if row["phase"] in wanted and not row["declared"]]
+
+
+def _times_of(row: Mapping[str, Any]) -> RequestTimes:
+    ok = row["status"] == "ok"
+    return RequestTimes(
+        row["request_id"],
+        row["class"] or "",
+        row["status"],
+        row["phase"],
+        row["ttft_ns"] if row["status"] in _MEASURED else None,
+        row["tpot_ns"] if ok else None,
+        row["e2e_ns"] if ok else None,
+    )
+
+
+def _known(rows: Sequence[dict[str, Any]], column: str, statuses: tuple[str, ...] | None = None) -> list[float]:
     """The values of a column that are not null."""
     return [row[column] for row in rows if row[column] is not None and (statuses is None or row["status"] in statuses)]
 
@@ -194,70 +263,3 @@ def _count(names: Iterator[str]) -> dict[str, int]:
     for name in names:
         counts[name] = counts.get(name, 0) + 1
     return dict(sorted(counts.items()))
-
-
-def _times(amount: float, per_second: float | None) -> float | None:
-    return None if per_second is None else amount * per_second
-
-
-def _peak(table: pl.DataFrame, column: str) -> int | None:
-    values = table[column].drop_nulls().to_list()
-    return max(values) if values else None
-
-
-def _duration(rows: list[dict[str, Any]], steps: pl.DataFrame) -> int | None:
-    """First scheduled arrival to the last thing that happened: set-up before the first arrival does not count."""
-    ends = [row["t_done_ns"] for row in rows if row["t_done_ns"] is not None]
-    last_step = _peak(steps, "t_done_ns")
-    if last_step is not None:
-        ends.append(last_step)
-    starts = [row["t_sched_ns"] for row in rows if row["t_sched_ns"] is not None]
-    return max(ends) - min(starts) if ends and starts else None
-
-
-def _steady_rate(ok: list[dict[str, Any]]) -> float | None:
-    done = sorted(row["t_done_ns"] for row in ok if row["t_done_ns"] is not None)
-    return ratio((len(done) - 1) * _S, done[-1] - done[0]) if len(done) > 1 else None
-
-
-def _busy_part(steps: pl.DataFrame) -> tuple[int, int] | None:
-    """Start and end of the part in which at least half the peak number of sequences ran: no ramp, no lone tail."""
-    peak = _peak(steps, "num_running")
-    if not peak:
-        return None
-    busy = steps.filter(steps["num_running"] * 2 >= peak)
-    start, end = busy["t_start_ns"][0], busy["t_done_ns"][-1]
-    return (start, end) if end > start else None
-
-
-def _token_measures(
-    frames: Path | None, rows: list[dict[str, Any]], busy: tuple[int, int] | None
-) -> tuple[dict[str, list[float]], float | None]:
-    """Gaps between tokens (ns) by class, of requests that did not fail, and output tokens per second in the busy part;
-    nothing without a recording."""
-    if frames is None:
-        return {}, None
-    measured = {row["request_id"]: row["class"] or "" for row in rows if row["status"] in _MEASURED}
-    gaps: dict[str, list[float]] = {}
-    last: dict[str, int] = {}
-    busy_tokens = 0
-    for sequence, request, t_ns, num_tokens in _emissions(frames, {row["request_id"] for row in rows}):
-        if busy is not None and busy[0] <= t_ns <= busy[1]:
-            busy_tokens += num_tokens
-        before, last[sequence] = last.get(sequence), t_ns
-        if before is not None and request in measured:
-            # k tokens in one step make k gaps of gap / k: their sum stays last - first
-            gaps.setdefault(measured[request], []).extend([(t_ns - before) / num_tokens] * num_tokens)
-    return gaps, None if busy is None else ratio(busy_tokens * _S, busy[1] - busy[0])
-
-
-def _emissions(frames: Path, request_ids: set[str]) -> Iterator[tuple[str, str, int, int]]:
-    """(sequence, request, time, tokens) of every step that emitted."""
-    for events in read_frames(frames):
-        for event in events:
-            if isinstance(event, StepEvent):
-                for sequence, num_tokens in event.emitted:
-                    # branch k of request "a" is the sequence "a#k"
-                    request = sequence if sequence in request_ids else sequence.rpartition("#")[0]
-                    if num_tokens:
-                        yield sequence, request, event.t_done_ns, num_tokens

@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -38,10 +39,24 @@ def read_text(path: Path, what: str = "trace") -> TextFile:
     return TextFile(str(path), _decode(data, path, what), hashlib.sha256(raw).hexdigest())
 
 
+def combined_sha256(hashes: list[tuple[str, str]]) -> str:
+    """One hash of several files, from (name, sha256) of each: what ``sha256sum *`` prints, hashed, in order of name."""
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
 def rows_of(text: str) -> list[str]:
     """Split into rows exactly as an editor counts them: at ``\\n``, or ``\\r\\n``, and at nothing else."""
-    lines = text.split("\n")
-    return [line[:-1] if line.endswith("\r") else line for line in lines]
+    return list(each_row(text))
+
+
+def each_row(text: str) -> Iterator[str]:
+    """The rows of ``rows_of`` one by one: a large trace is not held twice."""
+    start = 0
+    while (end := text.find("\n", start)) >= 0:
+        yield text[start : end - 1] if text[start:end].endswith("\r") else text[start:end]
+        start = end + 1
+    yield text[start:].removesuffix("\r")
 
 
 def _read_bytes(path: Path, what: str) -> bytes:

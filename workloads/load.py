@@ -20,6 +20,7 @@ from kvtop.workloads.identity import workload_hash
 from kvtop.workloads.recipe import Recipe
 from kvtop.workloads.rows import Row
 from kvtop.workloads.scale import check_factor, cut, fit, only_sharing, scale_lengths, scale_time
+from kvtop.workloads.sessions import as_replayed, predecessors
 from kvtop.workloads.spec import WorkloadSpec
 from kvtop.workloads.spec_file import read_spec_file
 
@@ -37,6 +38,12 @@ class Workload:
     notices: list[str]
     seed: int
     vocab_size: int
+    replay: str = "closed"
+
+    @property
+    def num_chained(self) -> int:
+        """Requests that wait for others to end; 0: an open loop."""
+        return len(predecessors(self.rows))
 
     @property
     def num_requests(self) -> int:
@@ -44,7 +51,7 @@ class Workload:
 
     @property
     def span_ns(self) -> int:
-        """From the first scheduled arrival to the last."""
+        """From the first arrival to the last; where turns wait for answers, as if these took no time."""
         return self.rows[-1].arrival_ns
 
     def source(self) -> Source:
@@ -61,7 +68,7 @@ def load_workload(spec: WorkloadSpec, *, vocab_size: int, max_model_len: int | N
     ``vocab_size`` bounds the token ids. With ``max_model_len`` (tokens), ``spec.too_long`` is applied and counted.
 
     Raises:
-        UnknownName: no such built-in, format, policy or key; names the nearest.
+        UnknownName: no such built-in, format, policy, replay or key; names the nearest.
         WorkloadError: a file that cannot be read, a malformed row (with its number), or an impossible value.
     """
     if vocab_size < 1:
@@ -72,7 +79,8 @@ def load_workload(spec: WorkloadSpec, *, vocab_size: int, max_model_len: int | N
     time_factor = user_time * check_factor(recipe.time_scale, "time_scale", zero=True)
     length_factor = user_length * check_factor(recipe.length_scale, "length_scale")
     seed = recipe.seed + spec.seed
-    made = recipe.rows(seed)
+    mode = spec.replay or recipe.replay or "closed"
+    made = as_replayed(recipe.rows(seed, spec.arrival_rate), mode, recipe.name)
     notices = list(made.notices)
     rows = made.rows
     if recipe.sharing_only:
@@ -86,7 +94,7 @@ def load_workload(spec: WorkloadSpec, *, vocab_size: int, max_model_len: int | N
     rows, more = fit(rows, spec.too_long, max_model_len)
     notices += more
     digest = workload_hash(rows, seed=seed, vocab_size=vocab_size)
-    return Workload(recipe.name, rows, digest, made.trace_sha256, notices, seed, vocab_size)
+    return Workload(recipe.name, rows, digest, made.trace_sha256, notices, seed, vocab_size, mode)
 
 
 def resolve(name: str, format_name: str | None = None) -> Recipe:

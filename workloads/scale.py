@@ -15,7 +15,7 @@ from fractions import Fraction
 import msgspec
 
 from kvtop.engine.errors import UnknownName, WorkloadError
-from kvtop.workloads.rows import MAX_LENGTH_TOKENS, Row
+from kvtop.workloads.rows import MAX_LENGTH_TOKENS, Row, own_tokens
 from kvtop.workloads.words import counted
 
 TOO_LONG = ("reject", "clip", "truncate")
@@ -67,10 +67,23 @@ def only_sharing(rows: list[Row]) -> tuple[list[Row], list[str]]:
 
 
 def scale_time(rows: list[Row], factor: Fraction) -> list[Row]:
-    """Multiply the gaps between arrivals; every time is rounded once from the exact product, so nothing drifts."""
-    if rows and round(rows[-1].arrival_ns * factor) > MAX_NS:
+    """Multiply the gaps between arrivals, and the think times.
+
+    Every time is rounded once from the exact product, so nothing drifts.
+    """
+    longest = max((row.arrival_ns + (row.think_ns or 0) for row in rows), default=0)
+    if round(longest * factor) > MAX_NS:
         raise WorkloadError(f"the last arrival is beyond 292 years at time_scale {float(factor):g}, expected sooner")
-    return rows if factor == 1 else [replace(row, arrival_ns=round(row.arrival_ns * factor)) for row in rows]
+    if factor == 1:
+        return rows
+    return [
+        replace(
+            row,
+            arrival_ns=round(row.arrival_ns * factor),
+            think_ns=None if row.think_ns is None else round(row.think_ns * factor),
+        )
+        for row in rows
+    ]
 
 
 def scale_lengths(rows: list[Row], factor: Fraction) -> tuple[list[Row], list[str]]:
@@ -78,6 +91,7 @@ def scale_lengths(rows: list[Row], factor: Fraction) -> tuple[list[Row], list[st
     if factor == 1:
         return rows, []
     scaled = [_scale_row(row, factor) for row in rows]
+    _scale_conversations(rows, scaled, factor)
     longest = max(max(row.prompt_tokens, row.output_tokens) for row in scaled)
     if longest > MAX_LENGTH_TOKENS:
         raise WorkloadError(
@@ -122,8 +136,8 @@ def _block(block: int, factor: Fraction) -> int:
 def _scale_row(row: Row, factor: Fraction) -> Row:
     block = row.hash_block_tokens
     new_block = _block(block, factor)
-    in_blocks = min(len(row.hash_ids) * block, row.prompt_tokens - row.shared_tokens)
-    own = row.prompt_tokens - row.shared_tokens - in_blocks
+    own = own_tokens(row)
+    in_blocks = row.prompt_tokens - row.shared_tokens - own
     shared = _ceil(row.shared_tokens, factor)
     new_in_blocks = 0
     if in_blocks:
@@ -136,6 +150,21 @@ def _scale_row(row: Row, factor: Fraction) -> Row:
         hash_block_tokens=new_block,
         shared_tokens=shared,
     )
+
+
+def _scale_conversations(rows: list[Row], scaled: list[Row], factor: Fraction) -> None:
+    """Set the prompts of conversations in ``scaled``: what each turn adds is scaled, so that a turn's prompt still
+    holds the one before and its answer whole."""
+    ends: dict[int, tuple[int, int]] = {}  # where the last turn's answer ended, before and after scaling
+    for index, row in enumerate(rows):
+        if row.conversation is None:
+            continue
+        own = own_tokens(row)
+        end, new_end = ends.get(row.conversation, (0, 0))
+        new_own = max(min(own, 1), new_end + _ceil(own - end, factor))
+        new = scaled[index]
+        scaled[index] = replace(new, prompt_tokens=new.prompt_tokens - own_tokens(new) + new_own)
+        ends[row.conversation] = (own + row.output_tokens, new_own + new.output_tokens)
 
 
 def _reject(rows: list[Row], too_long: list[int], limit: int) -> tuple[list[Row], list[str]]:

@@ -1,4 +1,4 @@
-"""Workload specs in TOML: ``kind = "trace"`` with a path, or a generator's kind with its options."""
+"""Workload specs in TOML, as docs/workloads.md has them: ``kind = "trace"`` with a path, or a generator's one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from kvtop.engine.errors import UnknownName, WorkloadError
 from kvtop.workloads.files import read_text, rows_of
+from kvtop.workloads.formats.base import ReadOptions
 from kvtop.workloads.generators.registry import GENERATORS
 from kvtop.workloads.recipe import Recipe
 from kvtop.workloads.scale import check_factor, cut
+from kvtop.workloads.sessions import check_replay
 from kvtop.workloads.words import shorten
 
 COMMON: dict[str, type | tuple[type, ...]] = {
@@ -20,8 +22,23 @@ COMMON: dict[str, type | tuple[type, ...]] = {
     "limit": int,
     "sharing_only": bool,
     "seed": int,
+    "replay": str,
+    "about": str,
 }
-TRACE: dict[str, type | tuple[type, ...]] = {"path": str, "format": str, "hash_block_tokens": int}
+READING: dict[str, type | tuple[type, ...]] = {
+    "hash_block_tokens": int,
+    "tokenizer": str,
+    "output_tokens": int,
+    "start_s": (int, float),
+    "end_s": (int, float),
+}
+TRACE: dict[str, type | tuple[type, ...]] = {
+    "path": str,
+    "format": str,
+    "arrival_rate": (int, float),
+    "tile": int,
+    **READING,
+}
 
 
 def read_spec_file(path: Path) -> Recipe:
@@ -38,17 +55,31 @@ def read_spec_file(path: Path) -> Recipe:
         raise WorkloadError(f"key 'kind' is missing, expected one of {', '.join(kinds)}", path=path)
     if kind not in kinds:
         raise UnknownName(f"workload kind in {path}:", kind, kinds)
-    own = TRACE if kind == "trace" else dict.fromkeys(GENERATORS[kind].options, object)
+    own = TRACE if kind == "trace" else dict.fromkeys(GENERATORS[kind].keys(table), object)
     for key, value in table.items():
         _check(path, key, value, {**own, **COMMON})
     common = {key: table.pop(key) for key in COMMON if key in table}
     _check_scales(path, common)
+    check_replay(common.get("replay", "closed"), f"replay in {path}:")
     if kind != "trace":
-        return Recipe(name=path.stem, kind=kind, options=table, spec_path=path, **common)
+        return Recipe(name=path.stem, kind=kind, options=_beside(table, path), spec_path=path, **common)
     if "path" not in table:
         raise WorkloadError("key 'path' is missing, expected the trace file", path=path)
     table["path"] = path.parent / Path(table["path"]).expanduser()
-    return Recipe(name=path.stem, **table, **common)
+    reading = ReadOptions(**{key: table.pop(key) for key in READING if key in table})
+    return Recipe(name=path.stem, reading=reading, **table, **common)
+
+
+def _beside(value: Any, path: Path) -> Any:
+    """``value`` with every trace's ``path`` in it counted from the spec's folder."""
+    if isinstance(value, list):
+        return [_beside(item, path) for item in value]
+    if not isinstance(value, dict):
+        return value
+    out = {key: _beside(item, path) for key, item in value.items()}
+    if isinstance(out.get("path"), str):
+        out["path"] = str(path.parent / Path(out["path"]).expanduser())
+    return out
 
 
 def _check_scales(path: Path, common: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtop.workloads.rows import Row
+from kvtop.workloads.rows import Row, own_tokens
 
 U64 = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
@@ -23,7 +23,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _SHIFT_A, _SHIFT_B, _SHIFT_C = np.uint64(30), np.uint64(27), np.uint64(31)
 _MUL_A, _MUL_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-STREAM_HASH, STREAM_SHARED, STREAM_OWN, STREAM_SAMPLING = 1, 2, 3, 4
+STREAM_HASH, STREAM_SHARED, STREAM_OWN, STREAM_SAMPLING, STREAM_CONVERSATION = 1, 2, 3, 4, 5
 MAX_RESERVED = 32
 """Ids left out at the low end, where tokenizers keep their special tokens (an eighth of a small vocabulary)."""
 
@@ -38,18 +38,36 @@ class TokenMaker:
         self.low = min(MAX_RESERVED, vocab_size // 8)
         self.span = vocab_size - self.low
         self._seed_key = _mix_int(seed & _MASK)
+        self._stored = np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
     def prompt(self, row: Row, index: int) -> list[int]:
         """The ``row.prompt_tokens`` ids of the row at position ``index`` of its workload."""
+        return self._prompt(row, index).tolist()
+
+    def packed_prompt(self, row: Row, index: int) -> memoryview:
+        """The same, read-only, in two or four bytes a token: an overloaded engine keeps thousands of them waiting."""
+        return self._prompt(row, index).astype(self._stored).data.toreadonly()
+
+    def _prompt(self, row: Row, index: int) -> NDArray[np.int64]:
         parts = []
         if row.shared_tokens:
-            parts.append(self.items(STREAM_SHARED, [0], row.shared_tokens)[0])
-        in_blocks = min(len(row.hash_ids) * row.hash_block_tokens, row.prompt_tokens - row.shared_tokens)
-        if in_blocks:
+            parts.append(self.items(STREAM_SHARED, [row.shared_id], row.shared_tokens)[0])
+        own = own_tokens(row)
+        if in_blocks := row.prompt_tokens - row.shared_tokens - own:
             parts.append(self.items(STREAM_HASH, row.hash_ids, row.hash_block_tokens).reshape(-1)[:in_blocks])
-        if own := row.prompt_tokens - row.shared_tokens - in_blocks:
-            parts.append(self.items(STREAM_OWN, [index], own)[0])
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).tolist()
+        if own:
+            talks = row.conversation
+            stream, item = (STREAM_OWN, index) if talks is None else (STREAM_CONVERSATION, talks)
+            parts.append(self.items(stream, [item], own)[0])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def answer(self, row: Row) -> tuple[int, ...] | None:
+        """The ``row.output_tokens`` ids that follow the prompt in its conversation; None: it is in none."""
+        if row.conversation is None:
+            return None
+        own = own_tokens(row)
+        said = self.items(STREAM_CONVERSATION, [row.conversation], own + row.output_tokens)[0]
+        return tuple(said[own:].tolist())
 
     def items(self, stream: int, indices: list[int] | tuple[int, ...], num_tokens: int) -> NDArray[np.int64]:
         """``num_tokens`` ids of each item: shape (len(indices), num_tokens)."""

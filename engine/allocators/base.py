@@ -20,7 +20,7 @@ from kvtop.engine.prefix_cache import Lookup, PrefixCache
 from kvtop.engine.published import PublishedBlocks
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import NULL_BLOCK, Eviction, Plan, Shortage
+from kvtop.engine.types import NULL_BLOCK, EvictedRun, Plan, Shortage
 
 GROUP = 0  # the only KV group of most models
 
@@ -55,7 +55,7 @@ class Allocator(ABC):
         self.copies: list[tuple[int, int]] = []  # (source, destination) the executor has not done yet
         self.num_copies = 0
         self.num_evictions = 0
-        self.evictions: list[Eviction] = []  # of this step
+        self.evicted_runs: list[EvictedRun] = []  # of this step
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Allocator(ABC):
 
     def release(self, seq: Sequence) -> None:
         """Give back every block of ``seq``, tail first, so that a chain's head outlives its tail."""
-        table = seq.block_table[::-1]
+        table = seq.block_tables[0][::-1]
         self.pool.release(table, seq.seq_id, self.step)
         self.recorder.decide_all(zip(repeat("free"), repeat(seq.seq_id), repeat(GROUP), table, repeat("release")))
         self.promised -= seq.promised
@@ -142,7 +142,7 @@ class Allocator(ABC):
 
     def begin_step(self, step: int) -> None:
         self.step = step
-        self.evictions = []
+        self.evicted_runs = []
         self.num_settled = self.pool.end_transfers(step)
 
     # -- inside --------------------------------------------------------------------------------------------------

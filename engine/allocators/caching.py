@@ -17,7 +17,7 @@ from kvtop.engine.host_tier import HostTier
 from kvtop.engine.published import Lookup, PublishedBlocks
 from kvtop.engine.recorder import AnyRecorder
 from kvtop.engine.sequence import Sequence
-from kvtop.engine.types import Eviction, MissReason, Plan, ResetResult, Shortage, WaitReason
+from kvtop.engine.types import EvictedRun, MissReason, Plan, ResetResult, Shortage, WaitReason
 
 
 class CachingAllocator(Allocator):
@@ -28,7 +28,6 @@ class CachingAllocator(Allocator):
     def __init__(self, config: EngineConfig, recorder: AnyRecorder, cache: PublishedBlocks) -> None:
         super().__init__(config, recorder, cache)
         self.caching = config.caching
-        self._group = [GROUP] * config.num_blocks  # whose layers a block holds, by block
         self.host = HostPool(config.host_blocks)
         self.tier: HostTier | None = None  # where evicted prefixes go; its host blocks follow those of ``host``
         self._swap_out: list[tuple[int, int]] = []  # (block, host block)
@@ -38,8 +37,9 @@ class CachingAllocator(Allocator):
         """Exactly one table holds it, and the tree does not."""
         return self.pool.refcount[block] - self.pool.pins[block] == 1 and not self.cache.is_published(block)
 
-    def group_of(self, block: int) -> int:
-        return self._group[block]
+    def _groups_of(self, blocks: Iterable[int]) -> Iterable[int]:
+        """``group_of`` each of ``blocks``; may go on for ever."""
+        return repeat(GROUP)
 
     def cached_tokens(self, seq: Sequence) -> int:
         return self.cache.num_matching(seq) if self._may_hit(seq) else 0
@@ -101,10 +101,11 @@ class CachingAllocator(Allocator):
         stored = self.tier.store(blocks, cause, self.step) if self.tier is not None else ()
         gone = self.cache.unpublish(blocks, self.step, cause)
         ids, times = (blocks, gone.keys, gone.parent_keys), (gone.ages, gone.idle, gone.uses)
-        self.evictions += map(Eviction, *ids, repeat(cause), repeat(self.step), *times)
+        self.evicted_runs.append(EvictedRun(cause, self.step, *ids, *times))
         self.num_evictions += len(blocks)
-        groups = map(self._group.__getitem__, blocks)
-        self.recorder.decide_all(zip(repeat("evict"), repeat(cause), groups, *ids, *times, strict=False))
+        self.recorder.decide_all(
+            zip(repeat("evict"), repeat(cause), self._groups_of(blocks), *ids, *times, strict=False)
+        )
         if stored:
             self.recorder.decide_all(stored)
         return gone.parents

@@ -160,8 +160,12 @@ class PagedAllocator(CachingAllocator):
     # -- publishing ----------------------------------------------------------------------------------------------
 
     def commit(self, seq: Sequence, start: int) -> None:
-        self.pool.fill(seq.block_tables[0], start, seq.num_computed)
-        full = seq.num_computed // self.block_size
+        end, size, table = seq.num_computed, self.block_size, seq.block_tables[0]
+        if end - start == 1:  # a decode
+            self.pool.set_filled(table[start // size], start % size + 1)
+        else:
+            self.pool.fill(table, start, end)
+        full = end // size
         if seq.num_published >= full or not self.caching or seq.cache_epoch != self.cache.epoch:
             return
         self.cache.extend_keys(seq)

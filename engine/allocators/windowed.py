@@ -36,7 +36,14 @@ class WindowedAllocator(CachingAllocator):
             config.num_blocks, config.block_size, self.groups, key_fn=key_fn, ghost_entries=config.ghost_entries
         )
         super().__init__(config, recorder, self.cache)
+        self._group = [GROUP] * config.num_blocks  # whose layers a block holds, by block
         self._windowed = [(g, w) for g, w in enumerate(config.kv_groups) if w is not None]
+
+    def group_of(self, block: int) -> int:
+        return self._group[block]
+
+    def _groups_of(self, blocks: Iterable[int]) -> Iterable[int]:
+        return map(self._group.__getitem__, blocks)
 
     # -- admission -----------------------------------------------------------------------------------------------
 

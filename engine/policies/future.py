@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from kvtop.engine.published import default_key, stable_int
+from kvtop.engine.keys import default_key, stable_int
 from kvtop.engine.types import RequestSpec
 
 NEVER = 1 << 62

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from kvtop.calc import DTYPE_BYTES, CacheShape, Capacity, capacity
 from kvtop.cli.calc_report import as_json, as_text
 from kvtop.cli.values import count, fraction, one_of, positive, size_bytes
 from kvtop.engine.errors import UsageError
-from kvtop.model_shape import ModelShape, read_model_dir
+from kvtop.model_shape import ModelShape, find_shape
 
 DESCRIPTION = """\
 Exact bytes of a KV cache, 2 x layers x kv_heads x head_dim x bytes x tokens, and with a GPU how many blocks and
@@ -71,35 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 1 when a GPU was given and not even one request fits it."""
-    model = _model(args)
+    model = None if args.model is None else find_shape(args.model)
     shape = _shape(args, model)
     room = _room(args, model, shape)
     print(json.dumps(as_json(args, model, shape, room), indent=2) if args.json else as_text(args, model, shape, room))
     return 1 if room is not None and room.max_requests_paged == 0 else 0
-
-
-def _model(args: argparse.Namespace) -> ModelShape | None:
-    if args.model is None:
-        return None
-    path = Path(args.model)
-    if path.exists():
-        return read_model_dir(path)
-    from kvtop.presets import model_preset
-
-    if "/" in args.model:
-        raise UsageError(f"{args.model}: no such directory or file (presets have names such as llama-3-8b)")
-    preset = model_preset(args.model)
-    return ModelShape(
-        name=args.model.lower(),
-        source=preset.source,
-        num_layers=preset.num_layers,
-        num_kv_heads=preset.num_kv_heads,
-        head_dim=preset.head_dim,
-        num_params=preset.num_params,
-        max_model_len=preset.max_model_len,
-        sliding_window=preset.sliding_window,
-        num_sliding_layers=preset.num_sliding_layers,
-    )
 
 
 def _shape(args: argparse.Namespace, model: ModelShape | None) -> CacheShape:

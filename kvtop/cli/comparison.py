@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtop.cli.text import MISSING, format_ns, percent, significant, table
+from kvtop.cli.comparison_cells import format_change, format_unit, format_value
+from kvtop.cli.comparison_chance import by_replicates, by_request, within_one_run
+from kvtop.cli.comparison_layout import WIDTH, Names, fitted
+from kvtop.cli.text import MISSING
 from kvtop.compare import Column, Comparison
-from kvtop.measures import MEASURES, Measure, class_measures
+from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
 from kvtop.memory_report import ROWS
+from kvtop.results.window import PHASES
 
-MAX_LABEL = 28
+__all__ = ["format_change", "format_unit", "format_value", "render"]
 
 
-def render(comparison: Comparison) -> str:
-    """The table and its notes."""
-    columns = comparison.columns
-    header = ["", *(_short(column.label) for column in columns)]
-    if len(columns) == 2:
-        header.append("difference")
-    body = table([*_facts(comparison), *_rows(comparison, MEASURES)], header=header)
+def render(comparison: Comparison, width: int = WIDTH) -> str:
+    """The tables and their notes, in ``width`` columns as far as single cells allow."""
+    main = [*_facts(comparison), *_rows(comparison, [m for m in MEASURES if not m.section])]
+    names = Names(comparison, main, width)
     lines = [
-        f"workload {comparison.workload}{_circumstances(comparison.shared)}",
+        *_wrapped(f"workload {comparison.workload}{_circumstances(comparison.shared)}", width),
         *(f"forced: {text}" for text in comparison.conflicts),
+        *names.legend(),
         "",
-        body,
+        fitted(main, names.header(""), width),
     ]
-    if by_class := class_measures([run for column in columns for run in column.runs]):
+    for section in (GOODPUT, HITS, LOAD):
+        if rows := list(_rows(comparison, [m for m in MEASURES if m.section == section])):
+            lines += ["", fitted(rows, names.header(section), width)]
+    if by_class := class_measures([run for column in comparison.columns for run in column.runs]):
         rows = [row for measures in by_class.values() for row in _rows(comparison, measures)]
-        lines += ["", table(rows, header=["By class", *header[1:]])]
+        lines += ["", fitted(rows, names.header("By class"), width)]
     if comparison.memory:
-        lines += ["", _memory(comparison)]
-    notes = [*_weighting(comparison), *comparison.notes]
-    return "\n".join([*lines, "", *(f"  {note}" for note in notes)])
+        lines += ["", fitted(_memory(comparison), names.header("Memory", difference=False), width)]
+    for part in (by_replicates, by_request, within_one_run):
+        lines += part(comparison, names, width)
+    notes = [*_explanations(comparison), *comparison.notes]
+    if any(MISSING in cells[1:] for cells in main):
+        notes.insert(0, f"{MISSING}: not reported")
+    return "\n".join([*lines, "", *(line for note in notes for line in _wrapped(note, width, "  "))])
 
 
-def _memory(comparison: Comparison) -> str:
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _memory(comparison: Comparison) -> list[list[str]]:
     """Where the KV memory went: one row a figure of ``kvtop.memory_report``."""
-    header = ["Memory", *(_short(column.label) for column in comparison.columns)]
-    rows = [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
-    return table(rows, header=header)
+    return [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
 
 
 def _circumstances(shared: dict[str, Any]) -> str:
@@ -57,30 +72,30 @@ def _circumstances(shared: dict[str, Any]) -> str:
     return "".join(f", {word}" for word in words)
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 3]}..."
-
-
 def _facts(comparison: Comparison) -> Iterator[list[str]]:
     columns = comparison.columns
     yield ["status", *(column.status for column in columns)]
     yield ["requests ok / all", *(f"{_sum(column, 'num_ok')} / {_sum(column, 'num_requests')}" for column in columns)]
+    if any(run.phases for column in columns for run in column.runs):
+        yield ["warmup/steady/drain", *(_phases(column) for column in columns)]
 
 
 def _sum(column: Column, attribute: str) -> int:
     return sum(getattr(run, attribute) for run in column.runs)
 
 
-_WHERE_MEASURED = ("busy_output_tokens_s", "host_hit_rate")
-"""Rows that are left out where no run has a value; the others say that there is none."""
+def _phases(column: Column) -> str:
+    if not all(run.phases for run in column.runs):
+        return MISSING
+    return " / ".join(str(sum(run.phases.get(phase, 0) for run in column.runs)) for phase in PHASES)
 
 
 def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[list[str]]:
     columns, last_family = comparison.columns, ""
     for measure in measures:
-        if measure.key in _WHERE_MEASURED and all(column.value(measure) is None for column in columns):
+        if measure.optional and all(column.value(measure) is None for column in columns):
             continue
-        family = measure.label.rpartition(" ")[0]
+        family = measure.label.rpartition(" ")[0] or measure.label
         if measure.n is not None and family != last_family:
             yield [f"{family} n", *(f"{column.n(measure):,}" for column in columns)]
         last_family = family
@@ -90,42 +105,20 @@ def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[list[
         yield row
 
 
-def format_value(measure: Measure, value: float | None) -> str:
-    """One cell."""
-    return format_unit(measure.unit, value)
-
-
-def format_unit(unit: str, value: float | None) -> str:
-    """A number with its unit (``ns``, ``ratio``, ``count``, ``/s``); '-' where it was not measured."""
-    if value is None:
-        return MISSING
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "ratio":
-        return percent(value)
-    if unit == "count":
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-    return significant(value)
-
-
-def format_change(measure: Measure, change: float | None) -> str:
-    """Relative change in percent; for ratios the difference in percentage points, for counts the difference."""
-    if change is None:
-        return MISSING
-    if change == 0:
-        return "same"
-    if measure.unit == "count":
-        return f"{change:+,.0f}" if change == int(change) else f"{change:+,.1f}"
-    if measure.unit == "ratio":
-        return f"{100 * change:+.1f} points"
-    if change >= 9:
-        return f"x {significant(change + 1)}"
-    return f"{100 * change:+.1f} %"
-
-
-def _weighting(comparison: Comparison) -> Iterator[str]:
-    if any(run.itl.n for column in comparison.columns for run in column.runs):
+def _explanations(comparison: Comparison) -> Iterator[str]:
+    runs = [run for column in comparison.columns for run in column.runs]
+    if any(run.itl.n for run in runs):
         yield "ITL pools the gaps of all answers (long ones weigh more); TPOT is one mean a request (equal weights)"
-        yield "busy part: from the first to the last step with at least half the peak number of running sequences"
+    yield (
+        "steady: output tokens/s from the first to the last step with at least half the peak number of running "
+        "sequences; requests/s is (n - 1) / (last - first completion)"
+    )
+    if any(run.hits for run in runs):
+        yield (
+            "hits: shared is what an infinite cache with all earlier prompts would have served; lost to whole blocks, "
+            "to evictions, to earlier prompts that were not computed yet"
+        )
+    if len(comparison.columns) > 1 and comparison.same_load:
+        yield "same load: realised rates within 1 % of each other"
     if comparison.memory:
         yield "waste: slots reserved but unused, and holes too small for the queue (docs/memory-baselines.md)"

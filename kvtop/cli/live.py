@@ -84,7 +84,8 @@ def _run_and_report(spec: RunSpec) -> int:
     import sys
 
     from kvtop.bench import run_point
-    from kvtop.cli.bench import EXIT_INTERRUPTED, print_comparison, progress_text, report_failure
+    from kvtop.cli.bench import EXIT_INTERRUPTED
+    from kvtop.cli.bench_report import print_comparison, progress_text, report_failure
 
     line = ProgressLine()
     code = 0

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "live": ("kvtop.cli.live", "run a workload and watch every KV block (what plain `kvtop` does)"),
+    "replay": ("kvtop.cli.replay", "the TUI on a recorded run, at any moment of it"),
     "bench": ("kvtop.cli.bench", "run workloads under several policies and write Parquet tables"),
     "compare": ("kvtop.cli.compare", "set runs side by side"),
+    "trace": ("kvtop.cli.trace", "look at a recorded trace, or write it in another format"),
     "why": ("kvtop.cli.why", "tell a request's life from the decision log, in plain words"),
+    "calibrate": ("kvtop.cli.calibrate", "fit what a step costs to measured runs, for --executor sim"),
     "calc": ("kvtop.cli.calc", "exact KV cache bytes, and how many blocks and requests fit a GPU"),
     "policies": ("kvtop.cli.policies", "list the scheduling, eviction and allocation policies"),
     "models": ("kvtop.cli.models", "list the models that can be run or calculated with"),

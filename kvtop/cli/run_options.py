@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from kvtop.cli.sim_options import add_sim_options, predicted_by, simulated
 from kvtop.cli.values import count, count_or_zero, not_negative, one_of, positive, size_bytes
 from kvtop.engine.config import ALLOCATORS, KV_DTYPES, EngineConfig, with_whole_prompts
 from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.run.spec import RunSpec
-from kvtop.workloads.spec import WorkloadSpec
+from kvtop.workloads.spec import REPLAYS, WorkloadSpec
 
-EXECUTORS = ("torch", "null")
+EXECUTORS = ("torch", "sim", "null")
 TOO_LONG = ("reject", "clip", "truncate")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -32,7 +33,16 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         "--too-long", type=one_of("rule for too long requests", TOO_LONG), default="reject",
         help="a request longer than the model: reject it (default), clip its output or truncate its prompt",
     )  # fmt: skip
+    group.add_argument(
+        "--replay", type=one_of("replay", REPLAYS),
+        help="a turn is sent when the one before has ended and the user has thought (closed, default), or at its "
+        "recorded time (open)",
+    )  # fmt: skip
     group.add_argument("--format", metavar="F", help="trace format, where it is not recognised")
+    group.add_argument(
+        "--arrival-rate", type=float, metavar="R",
+        help="Poisson arrivals per second, of a trace that records none of its requests or sessions (inf: all at once)",
+    )  # fmt: skip
     group.add_argument(
         "--seed", type=count_or_zero, default=0, metavar="S", help="of token ids, arrivals and sampling (default 0)"
     )
@@ -42,11 +52,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Model, memory and scheduler."""
     model = parser.add_argument_group("model and memory")
     model.add_argument(
-        "-m", "--model", default="default", help="default, tiny, a Hugging Face directory or a GGUF file"
-    )
+        "-m", "--model", default="default",
+        help="default, tiny, a Hugging Face directory or a GGUF file (simulated: a preset of `kvtop models`, or a "
+        "config.json)",
+    )  # fmt: skip
     model.add_argument(
         "--executor", type=one_of("executor", EXECUTORS), default="torch",
-        help="torch: a real model in real time (default); null: no model, a fixed step time on a virtual clock",
+        help="torch: a real model in real time (default); sim: no model, a virtual clock and steps that cost what a "
+        "GPU would take; null: no model, a fixed step time on a virtual clock",
     )  # fmt: skip
     model.add_argument("--device", type=one_of("device", DEVICES), default="auto", help="auto (default), cpu or cuda")
     memory = model.add_mutually_exclusive_group()
@@ -75,9 +88,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--batch-policy", metavar="NAME", help="what a step's budget goes to first (default decode-first)"
     )
-    engine.add_argument("--max-num-seqs", type=count, metavar="N", help="sequences that run at once (64; 32 on a CPU)")
     engine.add_argument(
-        "--max-batched-tokens", type=count, metavar="N", help="token budget of a step (512; 128 on a CPU)"
+        "--max-num-seqs", type=count, metavar="N", help="sequences that run at once (64; 32 on a CPU, 256 simulated)"
+    )
+    engine.add_argument(
+        "--max-batched-tokens",
+        type=count,
+        metavar="N",
+        help="token budget of a step (512; 128 on a CPU, 8192 simulated)",
     )
     engine.add_argument(
         "--max-model-len", type=count, metavar="N", help="longest prompt + output (default: what model and pool hold)"
@@ -90,6 +108,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--chunked-prefill", action=argparse.BooleanOptionalAction,
         help="compute long prompts piece by piece (default), or each in one step, with a budget that holds it",
     )  # fmt: skip
+    add_sim_options(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +125,8 @@ def workload_spec(args: argparse.Namespace, name: str) -> WorkloadSpec:
         length_scale=args.length_scale,
         too_long=args.too_long,
         seed=args.seed,
+        replay=args.replay,
+        arrival_rate=args.arrival_rate,
     )
 
 
@@ -149,19 +170,26 @@ def run_spec(args: argparse.Namespace, workload: str, policy: str, allocator: st
     Raises:
         UsageError: something in it cannot work; see the parts.
     """
+    sim = simulated(args)
     check_model(args.model, args.executor)
     if args.executor == "null" and args.kv_memory is not None:
         raise UsageError("--kv-memory: the null executor has no model, so a block has no size; give --num-blocks")
     if args.executor == "null" and args.kv_dtype != "auto":
         raise UsageError(f"--kv-dtype {args.kv_dtype}: the null executor has no model, so it stores no K and V")
+    engine = engine_values(args, policy, allocator)
+    if sim is not None:
+        engine = sim.sizes | engine
+        more = {"executor_params": sim.params, **more}
+    elif args.cost_model is not None:
+        more = {"predicted_by": predicted_by(args), **more}
     return RunSpec(
         workload=workload_spec(args, workload),
-        engine=engine_values(args, policy, allocator),
+        engine=engine,
         executor=args.executor,
-        model=args.model,
-        device=args.device,
+        model=args.model if sim is None else sim.model,
+        device=args.device if sim is None else sim.device,
         num_blocks=args.num_blocks,
-        kv_memory_bytes=args.kv_memory,
+        kv_memory_bytes=args.kv_memory if sim is None or args.num_blocks else sim.kv_memory_bytes,
         seed=args.seed,
         **more,
     )
@@ -227,8 +255,8 @@ def check_workload(spec: WorkloadSpec) -> None:
 
 
 def check_model(name: str, executor: str) -> None:
-    """Raise ModelError for a name that stands for no model; the null executor needs none."""
-    if executor != "null":
+    """Raise ModelError for a name that stands for no model; without a real one there is none to look for."""
+    if executor == "torch":
         from kvtop.engine.executors.models import resolve
 
         resolve(name)

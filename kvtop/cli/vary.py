@@ -1,6 +1,6 @@
-"""``--vary KEY=V1,V2``: the same workload with one engine option, or several, at each of some values.
+"""``--vary KEY=V1,V2``: the same run with one option of engine or workload, or several, at each of some values.
 
-A key is an engine option by its name on the command line, without the dashes; a value is what the option accepts,
+A key is such an option by its name on the command line, without the dashes; a value is what the option accepts,
 ``on`` or ``off`` for one that is a switch.
 """
 
@@ -13,7 +13,7 @@ from copy import copy
 from typing import Any
 
 from kvtop.cli.parser import Parser
-from kvtop.cli.run_options import add_engine_options
+from kvtop.cli.run_options import add_engine_options, add_workload_options
 from kvtop.engine.errors import UnknownName, UsageError
 
 SWITCH = {"on": True, "off": False}
@@ -25,8 +25,8 @@ REPEATED = {"workload": "-w", "policy": "-p", "allocator": "--allocator"}
 def add_vary_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--vary", action="append", default=[], metavar="KEY=V1,V2",
-        help="each of these values of an engine option, e.g. prefix-caching=off,on or max-num-seqs=8,16 (the first is "
-        "what the others are compared with)",
+        help="each of these values of an engine or workload option, e.g. prefix-caching=off,on or time-scale=1,0.5 "
+        "(the first is what the others are compared with; another workload is another table)",
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def variants(args: argparse.Namespace) -> list[argparse.Namespace]:
     Raises:
         UsageError: no KEY=V1,V2, a value that the option would refuse, an option that is given as well or that
             excludes another one given.
-        UnknownName: a key that is no engine option.
+        UnknownName: a key that is no such option.
     """
     options = _Options()
     asked: dict[str, list[Any]] = {}
@@ -58,10 +58,11 @@ def variants(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 class _Options:
-    """The engine options as argparse knows them: names, readers, defaults and what excludes what."""
+    """The options of engine and workload as argparse knows them: names, readers, defaults and what excludes what."""
 
     def __init__(self) -> None:
         parser = Parser("kvtop")
+        add_workload_options(parser)
         add_engine_options(parser)
         self._actions = {
             action.option_strings[-1 if len(action.option_strings[0]) == 2 else 0].removeprefix("--"): action

@@ -13,9 +13,11 @@ from kvtop.engine.errors import UsageError
 from kvtop.results.files import FileError
 from kvtop.results.manifest import MANIFEST_NAME, RUNNING, read_manifest
 from kvtop.results.recording import FRAMES_NAME, is_being_written
-from kvtop.results.schema import SCHEMAS
+from kvtop.results.schema import OPTIONAL, SCHEMAS
 from kvtop.results.tables import write_tables
 from kvtop.results.versions import RESULTS_SCHEMA_VERSION
+
+FIRST_WITH_PHASES = 2  # definitions version; before it every request was called steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,26 @@ class Run:
         return self._scan("events")
 
     @property
+    def tokens(self) -> pl.LazyFrame | None:
+        """When each token was emitted, where that was asked for (``kvtop.results.tokens``)."""
+        return self._scan("tokens") if (self.path / "tokens.parquet").exists() else None
+
+    @property
     def frames_path(self) -> Path | None:
         """The recording, when there is one."""
         path = self.path / FRAMES_NAME
         return path if path.exists() else None
 
     def _scan(self, name: str) -> pl.LazyFrame:
-        """Columns that an older schema did not have are null."""
+        """Columns that an older schema did not have are null, and so are those that meant nothing then."""
         table = pl.scan_parquet(self.path / f"{name}.parquet")
         if self.manifest.get("schema_version") == RESULTS_SCHEMA_VERSION:
             return table
-        there = table.collect_schema()
-        absent = {column: kind for column, kind in SCHEMAS[name].items() if column not in there}
-        return table.with_columns(pl.lit(None, dtype=kind).alias(column) for column, kind in absent.items())
+        there, schema = table.collect_schema(), (SCHEMAS | OPTIONAL)[name]
+        unknown = [column for column in schema if column not in there]
+        if name == "requests" and (self.manifest.get("definitions_version") or 1) < FIRST_WITH_PHASES:
+            unknown.append("phase")
+        return table.with_columns(pl.lit(None, dtype=schema[column]).alias(column) for column in unknown)
 
 
 def open_run(run_dir: str | os.PathLike[str]) -> Run:

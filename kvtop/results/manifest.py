@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 import kvtop
-from kvtop.engine.policies.registry import with_labels
 from kvtop.results.files import FileError, file_error, write_bytes
+from kvtop.results.identity import point_identity
 from kvtop.results.versions import DEFINITIONS_VERSION, RESULTS_SCHEMA_VERSION
 from kvtop.run.spec import RunSpec
 
@@ -32,7 +32,8 @@ MANIFEST_KEYS = (
     "num_blocks", "kv_bytes_per_block", "max_num_seqs", "max_batched_tokens", "max_model_len", "prefix_caching",
     "chunked_prefill", "cache_state", "warmup_requests", "window_start_ns", "window_end_ns", "events_dropped",
     "git_sha", "git_dirty", "python", "torch", "triton", "transformers", "kvtop", "cpu", "gpu", "os",
-    "definitions_version",
+    "definitions_version", "schema_version", "length_scale", "too_long", "replay", "loop", "kv_dtype", "victim",
+    "host_blocks", "host_cache_blocks", "computed_by", "num_requests", "max_seconds", "slo", "error",
 )  # fmt: skip
 """Keys of run.json that are columns of runs.parquet, in their order. Others may follow them."""
 
@@ -44,7 +45,7 @@ def build_manifest(
     clock = info.get("clock", "real")
     started = datetime.now(UTC)
     point = {  # what stays when only the seed changes
-        "spec": _plain(spec, seed=0, replicate=0, workload=msgspec.structs.replace(spec.workload, seed=0)),
+        "spec": point_identity(spec, seed=0, replicate=0, workload=msgspec.structs.replace(spec.workload, seed=0)),
         "trace_sha256": trace_sha256,
         "engine": info,
     }
@@ -68,7 +69,9 @@ def build_manifest(
         "time_scale": spec.workload.time_scale,
         "limit": spec.workload.limit,
         "cache_state": "cold",
-        "warmup_requests": 0,
+        "warmup_requests": spec.warmup,
+        "slo": spec.slo or None,
+        "tokens": spec.tokens,
         "events_dropped": 0,
         "definitions_version": DEFINITIONS_VERSION,
         **environment(),
@@ -78,6 +81,7 @@ def build_manifest(
         "too_long": spec.workload.too_long,
         "num_requests": num_requests,
         "max_seconds": spec.max_seconds,
+        "concurrent_points": spec.concurrent_points,
         "schema_version": RESULTS_SCHEMA_VERSION,
         "run_id": content_hash(identity),
         "sweep_point_hash": content_hash(point),
@@ -86,14 +90,6 @@ def build_manifest(
         values["gpu"] = gpu_name()
     known = {key: values.get(key) for key in MANIFEST_KEYS}
     return known | {key: value for key, value in values.items() if key not in known}
-
-
-def _plain(spec: RunSpec, **changes: Any) -> dict[str, Any]:
-    """``spec`` without what does not change the run itself."""
-    engine = with_labels(spec.engine)
-    return msgspec.to_builtins(
-        msgspec.structs.replace(spec, engine=engine, run_dir=None, start_paused=False, **changes)
-    )
 
 
 def content_hash(value: Any, length: int = 16) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtop.engine.events import RequestEvent, StepEvent
 from kvtop.results.schema import REQUESTS
+from kvtop.results.window import Window, phases
+from kvtop.slo import Slo
 
 _COPIED = (
     "req_index", "request_id", "turn", "priority", "n", "prompt_tokens", "requested_output_tokens", "output_tokens",
@@ -63,10 +65,20 @@ class RequestRows:
             if (live := self._of(seq_id)) is not None:
                 _emitted(live, seq_id, count, event.t_done_ns)
 
-    def rows(self, run_id: str) -> Iterator[tuple[Any, ...]]:
-        rows = self._rows + [_derive(_cut_off(live)) for live in self._live.values()]
-        for row in sorted(rows, key=lambda row: row["req_index"]):
-            row["run_id"] = run_id
+    def rows(
+        self,
+        run_id: str,
+        window: Window | None,
+        num_warmup: int,
+        ideal: Mapping[str, tuple[int | None, int | None]],
+        slo: Slo | None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """All rows; ``ideal``: by request id, what an infinite cache serves in whole blocks, and exactly."""
+        found = self._rows + [_derive(_cut_off(live)) for live in self._live.values()]
+        found.sort(key=lambda row: row["req_index"])
+        for row, phase in zip(found, phases(found, window, num_warmup), strict=True):
+            row |= {"run_id": run_id, "phase": phase, "slo_ok": slo and slo.judge(row)}
+            row["ideal_hit_tokens"], row["shared_prefix_tokens"] = ideal.get(row["request_id"], (None, None))
             yield tuple(row.get(name) for name in REQUESTS)
 
     def _of(self, seq_id: str) -> _Live | None:
@@ -105,7 +117,6 @@ def _derive(row: dict[str, Any]) -> dict[str, Any]:
     row["ttft_ns"] = minus("t_first_token_ns", "t_sched_ns")
     row["ttft_submit_ns"] = minus("t_first_token_ns", "t_submit_ns")
     row["e2e_ns"] = None if row["status"] == "rejected" else minus("t_done_ns", "t_sched_ns")
-    row["phase"] = "steady"
     return row
 
 

@@ -33,14 +33,17 @@ RUNS: Schema = _schema(
     "batch_policy eviction preemption_mode seed replicate workload workload_hash trace_sha256 time_scale limit "
     "cost_model cost_model_hash block_size_tokens num_blocks kv_bytes_per_block max_num_seqs max_batched_tokens "
     "max_model_len prefix_caching chunked_prefill cache_state warmup_requests window_start_ns window_end_ns "
-    "events_dropped git_sha git_dirty python torch triton transformers kvtop cpu gpu os definitions_version",
+    "events_dropped git_sha git_dirty python torch triton transformers kvtop cpu gpu os definitions_version "
+    "schema_version length_scale too_long replay loop kv_dtype victim host_blocks host_cache_blocks computed_by "
+    "num_requests max_seconds slo error run_dir",
     **_typed(
         INT,
         "seed replicate limit block_size_tokens num_blocks kv_bytes_per_block max_num_seqs max_batched_tokens "
-        "max_model_len warmup_requests window_start_ns window_end_ns events_dropped definitions_version",
+        "max_model_len warmup_requests window_start_ns window_end_ns events_dropped definitions_version "
+        "schema_version host_blocks host_cache_blocks num_requests",
     ),
     **_typed(FLAG, "prefix_caching chunked_prefill git_dirty"),
-    time_scale=pl.Float64,
+    **_typed(pl.Float64, "time_scale length_scale max_seconds"),
 )
 
 REQUESTS: Schema = _schema(
@@ -49,7 +52,7 @@ REQUESTS: Schema = _schema(
     "requested_output_tokens output_tokens t_sched_ns t_submit_ns t_first_sched_ns t_first_token_ns t_last_token_ns "
     "t_done_ns lag_ns queue_first_ns queue_total_ns prefill_ns ttft_ns ttft_submit_ns tpot_ns e2e_ns itl_max_ns "
     "hit_tokens host_hit_tokens ideal_hit_tokens miss_reason restored_tokens recomputed_tokens num_preemptions "
-    "preempted_ns peak_blocks shared_blocks_saved finish_reason status phase slo_ok",
+    "preempted_ns peak_blocks shared_blocks_saved finish_reason status phase slo_ok shared_prefix_tokens",
     **_typed(
         TEXT, "run_id request_id session_id parent_request_id group tenant class miss_reason finish_reason status phase"
     ),
@@ -61,7 +64,7 @@ STEPS: Schema = _schema(
     "run_id step t_start_ns t_planned_ns t_done_ns device_ns predicted_ns num_running num_waiting prefill_tokens "
     "decode_tokens used_blocks idle_blocks fresh_blocks in_transfer_blocks filled_slots reserved_unused_slots "
     "host_cached_blocks query_tokens hit_tokens host_hit_tokens evictions preemptions copies admitted finished "
-    "waiting_reason head_of_line",
+    "waiting_reason head_of_line output_tokens",
     **_typed(TEXT, "run_id waiting_reason head_of_line"),
 )
 
@@ -72,8 +75,13 @@ EVENTS: Schema = _schema(
     **_typed(TEXT, "run_id kind request_id other reason"),
 )
 
+TOKENS: Schema = _schema(INT, "run_id req_index branch token_index t_ns step", run_id=TEXT)
+
 SCHEMAS: dict[str, Schema] = {"requests": REQUESTS, "steps": STEPS, "events": EVENTS}
-"""Tables of one run, by file name without ``.parquet``."""
+"""Tables of every run, by file name without ``.parquet``."""
+
+OPTIONAL: dict[str, Schema] = {"tokens": TOKENS}
+"""Tables that a run has when they were asked for."""
 
 DEFINITIONS: dict[str, str] = {
     "lag_ns": "t_submit - t_sched",
@@ -94,9 +102,20 @@ DEFINITIONS: dict[str, str] = {
     "peak_blocks": "most table entries held at once by a branch, summed over the branches",
     "shared_blocks_saved": "most table entries at once without a block of their own (hits in use, forks)",
     "head_of_line": "sequence at the head of the queue that was refused in the step: everyone behind it waits for it",
+    "ideal_hit_tokens": "tokens that an infinite cache would have served, with every earlier prompt in it: whole "
+    "blocks, at most prompt - 1; null: not computed, or the prompt is longer than the engine takes",
+    "shared_prefix_tokens": "the same with blocks of one token: what the prompt has in common with an earlier one",
+    "phase": "where the first token fell: before (warmup), in (steady) or after (drain) the window from the first to "
+    "the last step with at least half the peak number of running sequences; without a token where the request ended, "
+    "and drain when it was cut off; the first warmup_requests by intended arrival are warmup",
+    "slo_ok": "it met every objective that applies to it; null: no objective applies, or the run itself cut it off",
+    "output_tokens": "of a step: tokens emitted in it",
+    "window_start_ns, window_end_ns": "start and end of the window that phase is told by",
+    "token_index": "of a branch, from 0; a step of k tokens gives k rows with its end as time",
     "cutoff": "the request was alive when the run ended; what had happened by then is kept",
 }
-"""What each measured column means, by definitions version 1."""
+"""What each measured column means, by definitions version 2. Version 1 had no phases: every request was steady, and the
+window went from the first step to the last."""
 
 
 def file_metadata(run_id: str) -> dict[str, str]:

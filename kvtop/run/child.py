@@ -12,10 +12,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +31,11 @@ from kvtop.run.loop import RunLoop, ended_by
 from kvtop.run.outlets import FileOutlet, PipeOutlet
 from kvtop.run.pipes import MessageReader, MessageWriter, widen
 from kvtop.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from kvtop.engine.config import EngineConfig
+    from kvtop.results.tables import Ideal
+    from kvtop.workloads.rows import Row
 
 LAST_WORDS_S = 5.0  # how long a parent that does not read may hold up the end
 SPEC_TIMEOUT_S = 30.0
@@ -69,6 +75,8 @@ class _Child:
         self.spec, self.outlet, self.inbox = spec, outlet, inbox
         self.run_dir = None if spec.run_dir is None else Path(spec.run_dir)
         self.file: FileOutlet | None = None
+        self.facts: dict[str, Any] = {}  # keys of run.json that only the loop knows
+        self.ideal: Callable[[], Ideal | None] = lambda: None  # known once the workload is
 
     def run(self) -> RunEnded:
         """Load, loop, finish the files. Never raises."""
@@ -89,6 +97,7 @@ class _Child:
         built, workload, info = self._load()
         self.inbox.loading = False
         engine = built.engine
+        self.ideal = partial(_ideal, workload.rows, engine.config)
         self.outlet.lossless = engine.clock.virtual
         manifest = build_manifest(
             spec,
@@ -112,6 +121,7 @@ class _Child:
 
         settle_memory()
         end = loop.run()
+        self.facts = loop.pacing.facts()
         if self.outlet.behind:
             self.outlet.writer.flush(LAST_WORDS_S)
             self.outlet.resync(loop.keyframe())
@@ -148,6 +158,8 @@ class _Child:
         built.engine.clock = VirtualClock() if virtual else RealClock()
         built.engine.clock.pause()
         info = {**built.info, "workload": workload.name, "clock": "virtual" if virtual else "real"}
+        if spec.predicted_by is not None:
+            info["predicted_by"] = spec.predicted_by
         info |= {"replay": workload.replay, "loop": "closed" if workload.num_chained else "open"}
         return built, workload, info
 
@@ -185,13 +197,27 @@ class _Child:
             from kvtop.results.tables import write_tables
 
             self.outlet.send([Notice(t_ns=end.t_ns, text="writing the tables")])
-            write_tables(self.run_dir, status=end.status, events_dropped=self.outlet.num_dropped, error=end.error)
+            write_tables(
+                self.run_dir,
+                status=end.status,
+                ideal=self.ideal(),
+                events_dropped=self.outlet.num_dropped,
+                error=end.error,
+                **self.facts,
+            )
         except Exception as error:
             end = _failed_files(end, error)
         finally:
             with suppress(Exception):  # told above, if the disk refuses
                 writer.close()  # only now may another run use the directory
         return end
+
+
+def _ideal(rows: Sequence[Row], config: EngineConfig) -> Ideal:
+    """What an infinite cache would have served: the recording has no token to tell it by."""
+    from kvtop.results.ideal import ideal_of
+
+    return ideal_of(rows, config.block_size, config.effective_len - 1)
 
 
 def _executor_notices(engine: Any) -> Sequence[str]:

@@ -34,6 +34,7 @@ from kvtop.engine.events import (
     Stop,
 )
 from kvtop.engine.types import RequestSpec, Source
+from kvtop.run.pacing import Pacing
 
 FLUSH_STEPS = 32
 FLUSH_S = 0.025
@@ -99,6 +100,7 @@ class RunLoop:
         self.paused = start_paused
         self.num_output_tokens = 0
         self.num_rejected = 0
+        self.pacing = Pacing()
         self._steps_left = 0  # while paused: steps still to make
         self._keyframe_wanted = False
         self._batch: list[Event] = []
@@ -140,7 +142,9 @@ class RunLoop:
         now_ns = self.engine.clock.now_ns()
         if self.max_ns is not None and now_ns >= self.max_ns:
             self._end = RunEnded(t_ns=now_ns, status="complete")
+            self._tell_pacing(self.max_ns)
             return
+        self.pacing.asked(now_ns)
         for spec in self.source.pop_due(now_ns):
             self._submit(spec)
         if self.engine.has_work:
@@ -149,6 +153,8 @@ class RunLoop:
             self._idle(None)
 
     def _submit(self, spec: RequestSpec) -> None:
+        now_ns = self.engine.clock.now_ns()
+        self.pacing.submitted(now_ns if spec.arrival_ns is None else spec.arrival_ns, now_ns)
         try:
             self.engine.submit_spec(spec)
         except InvalidRequest as error:
@@ -160,6 +166,7 @@ class RunLoop:
     def _step_once(self) -> None:
         output = self.engine.step()
         self._step = output.step
+        self.pacing.step_done(self.engine.clock.now_ns())
         self.num_output_tokens += sum(map(len, output.tokens.values()))
         self._drain()
         if output.plan:
@@ -186,6 +193,7 @@ class RunLoop:
         if due_ns is None:
             if stall is None and self.source.exhausted:
                 self._end = RunEnded(t_ns=now_ns, status="complete")
+                self._tell_pacing(None)
             else:
                 self._end = self._stalled(stall or Blocker("", _NOTHING_DUE), now_ns)
             return
@@ -195,6 +203,10 @@ class RunLoop:
         elif until_ns > now_ns:
             self._flush()
             self._wait((until_ns - now_ns) / 1e9)
+
+    def _tell_pacing(self, max_ns: int | None) -> None:
+        for text in self.pacing.notices(max_ns=max_ns):
+            self._emit(Notice(t_ns=self.engine.clock.now_ns(), text=text, level="warning"))
 
     def _stalled(self, stall: Blocker, now_ns: int) -> RunEnded:
         request_id, reason, need, have = stall
@@ -245,8 +257,10 @@ class RunLoop:
             self._batch.append(event)
             if isinstance(event, StepEvent):
                 self._batch_steps += 1
-            elif isinstance(event, RequestEvent) and event.phase == "finished":
-                self.source.on_finished(event.request_id, self.engine.clock.now_ns())
+            elif isinstance(event, RequestEvent):
+                self.pacing.fold(event)
+                if event.phase == "finished":
+                    self.source.on_finished(event.request_id, _ended_ns(event, self.engine.clock.now_ns()))
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []
@@ -303,6 +317,11 @@ class RunLoop:
             if end.status != "failed":
                 end = ended_by(error, self.engine.clock.now_ns())
         return end
+
+
+def _ended_ns(event: RequestEvent, now_ns: int) -> int:
+    """When the answer was there: what the loop did since is nobody's think time."""
+    return now_ns if event.t_done_ns is None else event.t_done_ns
 
 
 _NOTHING_DUE = "the workload waits for a completion, and nothing runs"

@@ -62,6 +62,10 @@ class RunSession:
         """Of the engine's process, while there is one."""
         return None if self._process is None else self._process.pid
 
+    def fileno(self) -> int:
+        """Of the pipe that events come from, to wait for several sessions at once; valid until ``ended``."""
+        return self._events.fd
+
     def start(self) -> None:
         """Check the run directory and start the process; the model loads there, with progress as Notice events.
 

@@ -18,8 +18,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: WorkloadSpec
     engine: dict[str, Any] = {}
-    executor: str = "torch"  # torch: a real model, real clock; null: no model, virtual clock
-    executor_params: dict[str, Any] = {}  # e.g. null: step_time_ns
+    executor: str = "torch"  # torch: a real model, real clock; sim, null: no model, virtual clock
+    executor_params: dict[str, Any] = {}  # e.g. null: step_time_ns; sim: cost_model
+    predicted_by: dict[str, Any] | None = None  # a cost model, to be told beside what a real model takes
     model: str = "default"  # default (SmolLM2, else the tiny one), tiny, or a Hugging Face directory or GGUF file
     device: str = "auto"  # auto, cpu, cuda
     num_blocks: int | None = None
@@ -29,4 +30,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str | None = None  # where frames and Parquet go; None: nothing is written
     max_seconds: float | None = None  # stop after this long on the run's clock; what is finished is kept
     start_paused: bool = False
+    tokens: bool = False  # also write tokens.parquet
+    slo: list[str] = []  # objectives that its requests are judged by (kvtop.slo)
+    warmup: int = 0  # requests, the first by intended arrival, that are kept and enter no latency
+    concurrent_points: int = 1  # of one bench, this one included, that may run on this machine meanwhile
     virtual_time: bool = False  # the executor's device_ns is the clock (always so with null)

@@ -65,6 +65,7 @@ def _append(pool: PoolState, seq: SequenceState, group: int, block: int, positio
     while len(table) * pool.block_size < position:
         table.append(NULL_BLOCK)
     table.append(block)
+    seq.hold(1, pool.now_ns)
 
 
 def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -125,6 +126,7 @@ def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
     seq = sequences.get(seq_id)
     if seq is None or not (table := seq.table_of(group)):
         return
+    seq.hold(-1, pool.now_ns)
     if reason == "window":
         table[table.index(block)] = NULL_BLOCK
         return

@@ -37,6 +37,7 @@ class PoolState:
     counts: list[int]  # blocks by state, indexed like the constants
     dirty: set[int]
     transfer: dict[int, None]  # refcount 0, in order of release, not reusable before their deferred free is due
+    now_ns: int = 0  # start of the step being folded
 
     @classmethod
     def empty(cls, num_blocks: int, block_size: int) -> PoolState:
@@ -90,6 +91,19 @@ class SequenceState:
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
     other_tables: list[list[int]] = field(default_factory=list)  # of the KV groups after the first, as they appear
     run: Entry | None = None  # of its log: the last tokens it computed
+    num_held: int = 0  # blocks in all tables: ``len(held)``, without making the list
+    held_since_ns: int = 0  # as many as now
+    held_ns: int = 0  # blocks times ns, until then
+
+    def hold(self, change: int, now_ns: int) -> None:
+        """From ``now_ns`` on it holds ``change`` blocks more."""
+        self.held_ns += self.num_held * (now_ns - self.held_since_ns)
+        self.held_since_ns = now_ns
+        self.num_held += change
+
+    def block_ns(self, now_ns: int) -> int:
+        """Blocks times ns it has held them: what it has cost the pool so far."""
+        return self.held_ns + self.num_held * max(0, now_ns - self.held_since_ns)
 
     def table_of(self, group: int) -> list[int]:
         """The table of a KV group; NULL_BLOCK where a block fell out of the group's window."""
@@ -103,11 +117,6 @@ class SequenceState:
     def tables(self) -> list[list[int]]:
         """One a KV group that has been seen."""
         return [self.table, *self.other_tables]
-
-    @property
-    def num_held(self) -> int:
-        """Blocks in all tables: ``len(held)``, without making the list."""
-        return sum(len(table) - table.count(NULL_BLOCK) for table in self.tables)
 
     @property
     def held(self) -> list[int]:
@@ -128,6 +137,10 @@ class History:
     prefill_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     decode_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     step_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    evictions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    preemptions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    step: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
 
 
 @dataclass(slots=True)
@@ -146,6 +159,19 @@ class Samples:
     def expire(self, now_ns: int) -> None:
         points, limit = self.points, now_ns - LATENCY_WINDOW_NS
         while points and points[0][0] < limit:
+            points.popleft()
+
+
+@dataclass(slots=True)
+class Lookups:
+    """Prefix lookups (t_ns, prompt tokens, of them found, why the match ended, request) as long as latency samples."""
+
+    points: deque[tuple[int, int, int, str, str]] = field(default_factory=deque)
+
+    def add(self, t_ns: int, prompt: int, found: int, reason: str, request_id: str) -> None:
+        points, limit = self.points, t_ns - LATENCY_WINDOW_NS
+        points.append((t_ns, prompt, found, reason, request_id))
+        while points[0][0] < limit:
             points.popleft()
 
 
@@ -176,6 +202,9 @@ class RunState:
     history: History = field(default_factory=History)
     ttft: Samples = field(default_factory=Samples)
     itl: Samples = field(default_factory=Samples)
+    queue: Samples = field(default_factory=Samples)  # submission to first admission
+    lookups: Lookups = field(default_factory=Lookups)
+    tenant_block_ns: dict[str, int] = field(default_factory=dict)  # of sequences that have ended
     logs: RequestLogs = field(default_factory=RequestLogs)  # by request, for its explanation
     events_dropped: int = 0
     stalled: str = ""

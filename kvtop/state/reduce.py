@@ -46,6 +46,8 @@ def _step(state: RunState, event: StepEvent) -> None:
     state.head_of_line = event.head_of_line
     notes = StepNotes()
     pool, sequences, step = state.pool, state.sequences, event.step
+    if pool is not None:
+        pool.now_ns = event.t_start_ns
     block_fold, request_fold, keep_in_log = BLOCK_FOLDS.get, REQUEST_FOLDS.get, KEEP.get
     for decision in event.decisions:
         kind = decision[0]
@@ -62,7 +64,9 @@ def _step(state: RunState, event: StepEvent) -> None:
     if event.emitted:
         fold_emitted(state, event.emitted, event.t_done_ns)
     for seq_id in notes.ended:  # only now: their last tokens are in ``emitted``
-        sequences.pop(seq_id, None)
+        seq = sequences.pop(seq_id, None)
+        if seq is not None:
+            _charge_tenant(state, seq)
     for seq in notes.born:
         if seq.state != "running":  # it got no blocks: nothing of it is computed
             seq.num_computed = 0
@@ -71,6 +75,11 @@ def _step(state: RunState, event: StepEvent) -> None:
     end_step(state, event)
     _count(state.totals, event, notes)
     _remember(state, event)
+
+
+def _charge_tenant(state: RunState, seq: SequenceState) -> None:
+    arrival = state.arrivals.get(seq.request_id)
+    add(state.tenant_block_ns, arrival.tenant if arrival else "", seq.block_ns(state.t_ns))
 
 
 _ADDED_UP = (
@@ -100,6 +109,10 @@ def _remember(state: RunState, event: StepEvent) -> None:
     history.prefill_tokens.append(event.prefill_tokens)
     history.decode_tokens.append(event.decode_tokens)
     history.step_ns.append(event.t_done_ns - event.t_start_ns)
+    history.evictions.append(event.evictions)
+    history.preemptions.append(event.preemptions)
+    history.finished.append(event.finished)
+    history.step.append(event.step)
 
 
 def _request(state: RunState, event: RequestEvent) -> None:
@@ -120,7 +133,7 @@ def _keyframe(state: RunState, event: Keyframe) -> None:
     state.t_ns, state.step = max(state.t_ns, event.t_ns), max(state.step, event.step)
     state.pool = pool_of(event)
     rows = sorted(event.sequences, key=lambda row: row.t_submit_ns)
-    state.sequences = {row.seq_id: _sequence(row, state.sequences.get(row.seq_id)) for row in rows}
+    state.sequences = {row.seq_id: _sequence(row, state.sequences.get(row.seq_id), state.t_ns) for row in rows}
     waiting = [row for row in event.sequences if row.state != "running"]
     state.head_of_line = next((row.wait_blocker for row in waiting if row.wait_reason == "head_of_line"), "")
     if not state.head_of_line:
@@ -129,7 +142,7 @@ def _keyframe(state: RunState, event: Keyframe) -> None:
     state.logs.resync(event.sequences, event.step, state.arrivals)
 
 
-def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
+def _sequence(row: SequenceRow, known: SequenceState | None, now_ns: int) -> SequenceState:
     """``row`` as a live sequence. What a keyframe does not carry is kept from ``known``."""
     seq = SequenceState(
         seq_id=row.seq_id,
@@ -151,8 +164,10 @@ def _sequence(row: SequenceRow, known: SequenceState | None) -> SequenceState:
     )
     seq.high_water, seq.num_swapped = row.high_water, row.num_swapped
     seq.other_tables = [list(table) for table in row.other_tables]
+    seq.num_held, seq.held_since_ns = len(seq.held), now_ns
     if known is not None:
         seq.miss_reason, seq.last_itl_ns = known.miss_reason, known.last_itl_ns
+        seq.held_ns = known.block_ns(now_ns)
         seq.need_blocks, seq.have_blocks = known.need_blocks, known.have_blocks
         if row.wait_reason == "head_of_line":  # its own reason, if it ever was the head
             seq.wait_reason, seq.wait_blocker = known.wait_reason, known.wait_blocker

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtop.engine.events import Decision, RequestEvent, SequenceRow, StepEvent
 
@@ -41,6 +41,12 @@ class Entry:
     idle_most: int = 0
     held_blocks: int | None = None
     grows: bool = False  # chunk: nothing else has been decided about the request since
+
+    def until(self, step: int) -> Entry:
+        """What of it had been decided when ``step`` ended, for an entry that begins no later than that."""
+        if self.decision[0] == "chunk" and self.count > step - self.step + 1:
+            return replace(self, count=step - self.step + 1, grows=False)
+        return self
 
 
 @dataclass(slots=True)
@@ -110,6 +116,12 @@ class RequestLog:
         self._evictions[decision[1], owner] = entry
         self.add_beside(entry)
 
+    def until(self, step: int) -> RequestLog:
+        """The log as it was when ``step`` ended. Evictions told together are told with the first of them."""
+        entries = [entry.until(step) for entry in (*self.older, *self.entries) if entry.step <= step]
+        ended = self.end is not None and self.last_step <= step
+        return replace(self, older=[], entries=entries, end=self.end if ended else None, full=[])
+
     def begin_generation(self, known: Iterable[Decision], step: int) -> None:
         """Entries so far become the older ones. ``known``: its live sequences as ``step`` begins."""
         self._close()
@@ -164,6 +176,12 @@ class RequestLogs:
         if len(self.ended) > ENDED_KEPT:
             del self.ended[next(iter(self.ended))]
 
+    def until(self, step: int) -> RequestLogs:
+        """The logs as they were when ``step`` ended, as far as they are kept now; each is made when it is asked for."""
+        refusals = deque((entry for entry in self.refusals if entry.step <= step), maxlen=STEPS_KEPT)
+        steps = deque((row for row in self.steps if row[0] <= step), maxlen=STEPS_KEPT)
+        return _PastLogs(steps=steps, refusals=refusals, now=self, step=step)
+
     def break_off(self) -> None:
         """Events were dropped: whatever goes on is known again from the next keyframe."""
         for log in self.live.values():
@@ -191,6 +209,18 @@ class RequestLogs:
         if steps and steps[-1][3] == head:
             head = steps[-1][3]  # one string for all the steps that say the same
         steps.append((event.step, event.t_start_ns, event.t_done_ns, head, event.prefill_tokens))
+
+
+@dataclass(slots=True)
+class _PastLogs(RequestLogs):
+    """What ``now`` knows, up to ``step``."""
+
+    now: RequestLogs = field(default_factory=RequestLogs)
+    step: int = 0
+
+    def find(self, name: str, *, ended: bool = False) -> RequestLog | None:
+        log = self.now.find(name, ended=ended)
+        return None if log is None else log.until(self.step)
 
 
 def known(seq_id: str, state: str, num_tokens: int, num_computed: int) -> Decision:

@@ -38,6 +38,7 @@ def _arrived(state: RunState, event: StepEvent, decision: Decision, notes: StepN
         num_tokens=num_prompt,
         t_sched_ns=arrival.t_sched_ns if arrival else event.t_start_ns,
         t_submit_ns=arrival.t_submit_ns if arrival else event.t_start_ns,
+        held_since_ns=event.t_start_ns,
     )
 
 
@@ -46,6 +47,7 @@ def _lookup(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
     if seq is not None:
         seq.cached_tokens = seq.num_computed = seq.high_water = decision[2]
         seq.miss_reason = decision[3]
+        state.lookups.add(event.t_start_ns, seq.num_prompt, decision[2], decision[3], seq.request_id)
 
 
 def _admitted(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
@@ -53,6 +55,8 @@ def _admitted(state: RunState, event: StepEvent, decision: Decision, notes: Step
     if seq is not None:
         seq.state, seq.wait_reason, seq.wait_blocker = "running", "", ""
         seq.need_blocks, seq.have_blocks = decision[3], decision[4]
+        if decision[0] == "admitted":
+            state.queue.add(event.t_start_ns, max(0, event.t_start_ns - seq.t_submit_ns))
 
 
 def _resumed_sequence(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
@@ -92,6 +96,7 @@ def _forked(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
         t_last_token_ns=parent.t_last_token_ns,
         miss_reason=parent.miss_reason,
         high_water=parent.high_water,
+        held_since_ns=event.t_start_ns,
     )
     state.sequences[seq_id] = child
     notes.born.append(child)
@@ -104,6 +109,7 @@ def _restarted(state: RunState, event: StepEvent, decision: Decision, notes: Ste
     new = state.sequences.get(decision[1])
     if old is not None and new is not None:
         new.cached_tokens, new.num_preemptions, new.run = old.cached_tokens, old.num_preemptions, old.run
+        new.held_ns, new.held_since_ns = old.block_ns(event.t_start_ns), event.t_start_ns
 
 
 def _chosen(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:

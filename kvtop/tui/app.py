@@ -1,75 +1,66 @@
-"""The application: polls the session, folds its events, and shows frames on the active screen."""
+"""The application: one session, one time line, and the screens that look at it."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding
+from textual.screen import Screen
 
-from kvtop.engine.events import Command, Event, Keyframe, Pause, Resume, RunEnded, Step
+from kvtop.engine.events import Command, Pause, Resume, Step
 from kvtop.state.model import RunState
-from kvtop.state.reduce import reduce
+from kvtop.state.ring import Ring
+from kvtop.state.timeline import Timeline
+from kvtop.tui.commands import KvtopCommands
+from kvtop.tui.device_watch import DeviceWatch
+from kvtop.tui.feed import Feed, Session, StartableSession
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.glyphs import locale_is_utf8
+from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
+from kvtop.tui.screens.base import FrameScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
-from kvtop.tui.screens.live import FrameScreen, LiveScreen
 from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
 from kvtop.tui.theme import THEME
 
-FOLD_BUDGET_S = 0.06  # of a tick: what is left over is folded right after the next key
 CTRL_C_WINDOW_S = 1.0
 STOP_TIMEOUT_S = 5.0
-
-
-class Session(Protocol):
-    """What the application needs of a run: ``kvtop.run.session.RunSession``, or a recording played back."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    def poll(self, timeout_s: float = 0.0) -> list[Event]: ...
-
-    def send(self, command: Command) -> None: ...
-
-    def stop(self, timeout_s: float = 10.0) -> None: ...
-
-
-class StartableSession(Session, Protocol):
-    def start(self) -> None: ...
+_SCREENS = Binding.Group("screens", compact=True)
 
 
 class KvtopApp(App[None]):
-    """The live TUI over one session. It neither starts nor stops the session; ``return_code`` reflects the run.
+    """The TUI over one session. It neither starts nor stops the session; ``return_code`` reflects the run.
 
     ``hz`` is how often the session is polled and the screen redrawn, if anything has changed. ``ascii`` draws with
     nothing but ASCII. ``native`` receives what native code wrote to file descriptor 2 (``captured_stderr``).
-    ``signals``: SIGTERM, SIGHUP and SIGINT end the application in order.
+    ``signals``: SIGTERM, SIGHUP and SIGINT end the application in order. ``replay``: the session is a recording; all
+    of it is kept, and it is played from its start, ``speed`` seconds a second (0: not played).
     """
 
     CSS_PATH = "kvtop.tcss"
     TITLE = "kvtop"
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS = {KvtopCommands}
+    COMMAND_PALETTE_BINDING = "ctrl+p"
     HORIZONTAL_BREAKPOINTS: ClassVar = [(0, "-narrow"), (100, "-mid"), (160, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar = [(0, "-short"), (32, "-tall"), (46, "-full")]
     BINDINGS: ClassVar[list] = [
-        Binding(
-            "space,p", "pause", "pause", key_display="space", tooltip="(or p) pause the engine; its clock stops too"
+        *(
+            Binding(entry.key, f"go({entry.name!r})", entry.name, group=_SCREENS, tooltip=entry.name)
+            for entry in SCREENS
         ),
-        Binding("space,p", "resume", "resume", key_display="space", tooltip="(or p) let a paused engine go on"),
-        Binding("n", "step", "step", tooltip="one engine step, while paused"),
-        Binding("e", "failure", "error", tooltip="the error and traceback of a failed run"),
-        Binding("question_mark,f1", "help", "help", key_display="?", tooltip="this help"),
-        Binding("q", "quit", "quit", tooltip="quit (also Ctrl+C twice)"),
+        Binding("p", "pause", "pause", tooltip="pause the engine; its clock stops too"),
+        Binding("p", "resume", "resume", tooltip="let a paused engine go on"),
+        Binding("n", "step", "next step", tooltip="one engine step, while paused"),
+        Binding("E", "failure", "error", tooltip="the error and traceback of a failed run"),
+        Binding("colon", "command_palette", show=False, key_display=":", tooltip="every action by name (or Ctrl+P)"),
+        Binding("question_mark,f1", "help", "help", key_display="?", tooltip="help on this screen"),
+        Binding("q,f10", "quit", "quit", tooltip="quit (also Ctrl+C twice)"),
         Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
 
@@ -81,20 +72,27 @@ class KvtopApp(App[None]):
         hz: float = 4.0,
         native: deque[str] | None = None,
         signals: bool = False,
+        replay: bool = False,
+        speed: float = 1.0,
     ) -> None:
         # With NO_COLOR the default is greys; this way only bold, underline and reverse are written.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
-        self.session, self.ascii, self.hz = session, ascii, hz
-        self.state = RunState()
+        self.session, self.ascii, self.hz, self.is_replay = session, ascii, hz, replay
+        self.timeline = Timeline(Ring(None) if replay else None)
+        self.feed = Feed(session, self.timeline)
+        self.devices = DeviceWatch(lambda: getattr(session, "pid", None))
+        self.selected: dict[str, str | int] = {}  # kind of thing (request, block, prefix) -> which one was chosen last
         self._native: deque[str] = native if native is not None else deque(maxlen=1)
-        self._pending: deque[Event] = deque()
-        self._clock_base = (0, time.monotonic())  # the run's clock at the last event, and when that was
         self._sharing = Sharing()
         self._shown: tuple[object, ...] = ()
-        self._end: RunEnded | None = None
-        self._broken = False  # the session can no longer be read
+        self._shown_on: Screen | None = None  # who was given the last frame
+        self._screens: dict[str, FrameScreen] = {}
+        self._way: list[tuple[str, int | None]] = []  # screens left by a lead, and the step looked at (None: live)
         self._signals = signals
         self._last_ctrl_c = -CTRL_C_WINDOW_S
+        self._told_end = False
+        self._start_speed: float | None = speed if replay else None  # until the first step is there to start from
+        self._ticked_s = time.monotonic()
         self.register_theme(THEME)
         self.theme = THEME.name
 
@@ -102,9 +100,18 @@ class KvtopApp(App[None]):
         self.set_class(self.ascii, "-ascii")
         if self._signals:
             exit_on_signals(self)
-        self.push_screen(LiveScreen())
+        self.push_screen(self._screen_of(SCREENS[0]))
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
+
+    def on_unmount(self) -> None:
+        self.timeline.ring.close()
+        self.devices.stop()
+
+    @property
+    def state(self) -> RunState:
+        """The run as it is now, wherever the cursor is."""
+        return self.timeline.live
 
     # Frames --------------------------------------------------------------------------------------------------
 
@@ -112,85 +119,155 @@ class KvtopApp(App[None]):
         """Fold what the session has, then show it if it differs from what is on the screen."""
         if not self.is_running:  # shutting down: timers still fire while the screens are taken apart
             return
-        self._fold_pending()
-        self._follow_clock()
+        self.feed.fold_pending()
+        self.feed.follow_clock()
+        self._play()
         self._show()
-        if self._pending:
+        self._tell_end()
+        if self.feed.behind:
             self.set_timer(0.01, self.tick)
 
-    def _fold_pending(self) -> None:
-        deadline = time.monotonic() + FOLD_BUDGET_S
-        try:
-            while not self._broken and time.monotonic() < deadline:
-                if not self._pending:
-                    self._pending.extend(self.session.poll(0.0))
-                    if not self._pending:
-                        return
-                self._fold(self._pending.popleft())
-        except Exception as error:  # the run is lost, the terminal and what was seen so far are not
-            self._broken = True
-            self._pending.clear()
-            text = traceback.format_exc()
-            line = f"cannot follow the run: {type(error).__name__}: {error}"
-            self._fold(RunEnded(t_ns=self.state.t_ns, status="failed", error=line, traceback=text, exit_code=1))
+    def _play(self) -> None:
+        now_s = time.monotonic()
+        self.timeline.play(now_s - self._ticked_s)
+        self._ticked_s = now_s
+        if self._start_speed is not None and self.state.last_step is not None:
+            self.timeline.to_start()
+            self.timeline.set_speed(self._start_speed)
+            self._start_speed = None
 
-    def _fold(self, event: Event) -> None:
-        self.state = reduce(self.state, event)
-        if isinstance(event, Keyframe):
-            # A large pool is hundreds of thousands of objects that stay: looking through them again and again for
-            # garbage would hold up a frame for a tenth of a second.
-            gc.collect()
-            gc.freeze()
-        self._clock_base = (self.state.t_ns, time.monotonic())
-        if isinstance(event, RunEnded):
-            self._end = event
-            if event.status == "failed":
+    def _tell_end(self) -> None:
+        if not self._told_end and self.feed.end is not None:
+            self._told_end = True
+            if self.feed.end.status == "failed" and not self.is_replay:
                 self.action_failure()
 
-    def _follow_clock(self) -> None:
-        """Between events of a run in real time, let its clock go on once a second: ages and rates stay true."""
-        state, (t_ns, at_s) = self.state, self._clock_base
-        if state.status == "running" and state.manifest.get("clock") == "real":
-            now_ns = t_ns + int((time.monotonic() - at_s) * 1e9)
-            if now_ns - state.t_ns >= 1_000_000_000:
-                state.t_ns = now_ns
+    def show_now(self) -> None:
+        """Show what has just been changed by hand: the cursor, a selection."""
+        self._show()
 
     def _show(self, force: bool = False) -> None:
         """Give a frame to the active screen. A dialog on top leaves changes collected until it is closed."""
-        screen, state, native = self.screen, self.state, self._native[-1] if self._native else ""
-        now = (state.version, state.status, state.t_ns, native)
+        screen, state, native = self.screen, self.timeline.view, self._native[-1] if self._native else ""
+        live = self.timeline.live
+        now = (
+            *(id(state), state.version, state.status, state.t_ns, native, self.timeline.version),
+            *(live.status, live.t_ns // 1_000_000_000, tuple(self.selected.items())),
+        )
         if isinstance(screen, WhyScreen):
             screen.follow(state)
-        if not isinstance(screen, FrameScreen) or not screen.is_mounted or (now == self._shown and not force):
+        if not isinstance(screen, FrameScreen) or not screen.is_mounted:
             return
-        if not self._shown or self._shown[1] != state.status:
+        if now == self._shown and screen is self._shown_on and not force:
+            return
+        if not self._shown or self._shown[6] != live.status:
             self.refresh_bindings()
-        self._shown = now
+        whole = screen is not self._shown_on
+        self._shown, self._shown_on = now, screen
         self._sharing.update(state.pool)
         dirty = state.pool.dirty if state.pool else set()
+        frame = Frame(
+            state, self.timeline, dirty, whole, self._sharing, dict(self.selected), native, is_replay=self.is_replay
+        )
         with self.batch_update():
-            screen.show_frame(Frame(state, dirty, self._sharing, native))
+            screen.show_frame(frame)
         dirty.clear()
 
     def on_screen_resume(self) -> None:
         self._show(force=True)
 
+    # Screens and what is selected ----------------------------------------------------------------------------
+
+    def _screen_of(self, entry: ScreenEntry) -> FrameScreen:
+        if entry.name not in self._screens:
+            screen = self._screens[entry.name] = entry.load()()
+            self.install_screen(screen, entry.name)
+        return self._screens[entry.name]
+
+    def entry_of(self, screen: Screen) -> ScreenEntry | None:
+        """Which entry of ``SCREENS`` a screen is."""
+        return next((entry for entry in SCREENS if self._screens.get(entry.name) is screen), None)
+
+    def _base(self) -> Screen:
+        """The screen below all dialogs."""
+        return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, FrameScreen))
+
+    def go(self, name: str) -> None:
+        """Show the screen ``name``; what it is about to be left can be come back to with ``go_back``."""
+        entry, here = entry_named(name), self.entry_of(self._base())
+        if entry is None or here is None or entry is here:
+            return
+        self._way.append((here.name, None if self.timeline.at_live else self.timeline.view.step))
+        del self._way[:-50]
+        self._switch(entry)
+
+    def _switch(self, entry: ScreenEntry) -> None:
+        self.switch_screen(self._screen_of(entry))
+
+    def go_back(self) -> None:
+        """To the screen, and the moment, that the last lead was followed from."""
+        if not self._way:
+            return
+        name, step = self._way.pop()
+        if step is not None and step != self.timeline.view.step:
+            self.timeline.seek(step)
+        elif step is None and not self.timeline.at_live:
+            self.timeline.go_live()
+        entry = entry_named(name)
+        if entry is not None:
+            self._switch(entry)
+        self.show_now()
+
+    def choose(self, kind: str, id: str | int) -> None:
+        """Remember ``id`` as the request, block or prefix that was chosen last; screens mark it."""
+        self.selected[kind] = id
+
+    def select(self, kind: str, id: str | int) -> None:
+        """Go where the request, block, prefix or step ``id`` is shown. A step is the moment all screens go to."""
+        if kind == "step":
+            here = self.entry_of(self._base())
+            if here is not None:
+                self._way.append((here.name, None if self.timeline.at_live else self.timeline.view.step))
+            self.timeline.stop()
+            self.timeline.seek(int(id))
+            self.show_now()
+            return
+        self.choose(kind, id)
+        entry = entry_for(kind)
+        if entry is None:
+            self.notify(f"no screen shows a {kind}", timeout=2)
+            return
+        self.go(entry.name)
+        self.call_later(self._show_selected, entry, kind, id)
+
+    def _show_selected(self, entry: ScreenEntry, kind: str, id: str | int) -> None:
+        """Once the screen has drawn: it knows its rows and its size then."""
+        from kvtop.tui.screens.base import PanelScreen
+
+        screen = self._screen_of(entry)
+        if isinstance(screen, PanelScreen):
+            screen.call_after_refresh(screen.show_selection, kind, id)
+
     # Actions -------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that do not apply are absent from the footer and do nothing."""
+        status = self.state.status
         match action:
             case "pause":
-                return self.state.status == "running"
+                return status == "running" and not self.is_replay
             case "resume" | "step":
-                return self.state.status == "paused"
+                return status == "paused" and not self.is_replay
             case "failure":
-                return self.state.status == "failed"
+                return status == "failed"
         return True
 
     def _send(self, command: Command) -> None:
         self.session.send(command)
         self.set_timer(0.03, self.tick)  # show the answer without waiting for the next regular tick
+
+    def action_go(self, name: str) -> None:
+        self.go(name)
 
     def action_pause(self) -> None:
         self._send(Pause())
@@ -199,6 +276,7 @@ class KvtopApp(App[None]):
         self._send(Resume())
 
     def action_step(self) -> None:
+        self.timeline.go_live()
         self._send(Step(1))
 
     def action_failure(self) -> None:
@@ -208,8 +286,7 @@ class KvtopApp(App[None]):
             self.push_screen(FailureScreen(self.state.error, text))
 
     def action_help(self) -> None:
-        bindings: Sequence = [*self.BINDINGS, *LiveScreen.BINDINGS]
-        self.push_screen(HelpScreen([b for b in bindings if isinstance(b, Binding)]))
+        self.push_screen(HelpScreen(self.screen))
 
     async def action_quit(self) -> None:
         self.exit(return_code=self.run_exit_code())
@@ -224,13 +301,22 @@ class KvtopApp(App[None]):
         self.notify("Ctrl+C again (or q) to quit", timeout=CTRL_C_WINDOW_S)
 
     def run_exit_code(self) -> int:
-        """0, or what the run ended with: a failed run is never 0."""
-        if self._end is None or not has_ended(self.state) or self._end.status != "failed":
+        """0, or what the run ended with: a failed run is never 0. Looking at a recording is never a failure."""
+        end = self.feed.end
+        if end is None or not has_ended(self.state) or end.status != "failed" or self.is_replay:
             return 0
-        return self._end.exit_code or 1
+        return end.exit_code or 1
 
 
-def run_app(session: StartableSession, *, ascii: bool = False, mouse: bool = True, hz: float = 4.0) -> int:
+def run_app(
+    session: StartableSession,
+    *,
+    ascii: bool = False,
+    mouse: bool = True,
+    hz: float = 4.0,
+    replay: bool = False,
+    speed: float = 1.0,
+) -> int:
     """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
 
     0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal. Glyphs are
@@ -244,7 +330,8 @@ def run_app(session: StartableSession, *, ascii: bool = False, mouse: bool = Tru
     try:
         session.start()
         with captured_stderr() as native:
-            app = KvtopApp(session, ascii=ascii or not locale_is_utf8(), hz=hz, native=native, signals=True)
+            plain = ascii or not locale_is_utf8()
+            app = KvtopApp(session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed)
             app.run(mouse=mouse)
     finally:
         _stop(session)

@@ -1,10 +1,11 @@
-"""What a screen is given: the run's state, and what changed since it was last given one."""
+"""What a screen is given: the run's state at the cursor, and what changed since it was last given one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from kvtop.state.model import PoolState, RunState
+from kvtop.state.timeline import Timeline
 
 MIN_P99 = 20  # fewer samples than this have no 99th percentile worth printing
 
@@ -38,12 +39,20 @@ class Sharing:
 
 @dataclass(slots=True)
 class Frame:
-    """One look at the run. ``dirty`` holds the blocks changed since the last frame; nobody changes the state."""
+    """One look at the run, at the moment the cursor is on; nobody changes the state.
+
+    ``dirty`` holds the blocks changed since the last frame that this screen was given; ``whole`` says that it may be
+    any of them: the screen was hidden, or the cursor went back.
+    """
 
     state: RunState
+    timeline: Timeline = field(default_factory=Timeline)
     dirty: set[int] = field(default_factory=set)
+    whole: bool = True
     sharing: Sharing = field(default_factory=Sharing)
+    selected: dict[str, str | int] = field(default_factory=dict)  # kind (request, block, prefix) -> what was chosen
     native: str = ""  # last line that native code wrote to file descriptor 2
+    is_replay: bool = False
 
 
 def is_virtual(state: RunState) -> bool:

@@ -1,37 +1,12 @@
-"""Numbers worked out for the screen: latencies, windows, rates."""
+"""Columns of charts: what happened in each of the last seconds."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
-from kvtop.state.model import History, Samples
-from kvtop.stats import counted_percentile
+from kvtop.state.model import History
 
-RATE_WINDOW_NS = 5_000_000_000
 SLOT_NS = 1_000_000_000  # a column of a chart
-
-
-@dataclass(slots=True)
-class Summary:
-    """Two percentiles and the maximum of ``n`` samples, in ns; None when there are none."""
-
-    n: int = 0
-    p50: float | None = None
-    p99: float | None = None
-    peak: float | None = None
-
-
-def summarise(samples: Samples) -> Summary:
-    """Of all samples; linear in the number of points, of which a step adds few."""
-    counts: dict[int, int] = {}
-    for _, value, count in samples.points:
-        counts[value] = counts.get(value, 0) + count
-    ordered = sorted(counts.items())
-    if not ordered:
-        return Summary()
-    p50, p99 = counted_percentile(ordered, 50), counted_percentile(ordered, 99)
-    return Summary(sum(counts.values()), p50, p99, ordered[-1][0])
 
 
 class _Slots:
@@ -86,16 +61,3 @@ def levels(history: History, column: deque[int], now_ns: int, num_slots: int) ->
         before = found.get(slot, before)
         filled.append(before)
     return filled
-
-
-def recent_rate(history: History, column: deque[int], now_ns: int, span_ns: int = RATE_WINDOW_NS) -> float | None:
-    """``column`` per second over the last ``span_ns`` (or since the run began); None before the first step."""
-    if not history.t_ns or now_ns <= 0:
-        return None
-    span_ns = min(span_ns, now_ns)
-    total = 0
-    for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        if t_ns <= now_ns - span_ns:
-            break
-        total += value
-    return total * 1e9 / span_ns

@@ -87,6 +87,22 @@ def percent(part: float, total: float) -> str:
     return f"{share:.1f} %" if share < 100 else f"{share:.0f} %"
 
 
+def measured(value: float | str | None, unit: str) -> str:
+    """A value of ``state.numbers`` with its unit; ``not known`` for None."""
+    if value is None:
+        return "not known"
+    if isinstance(value, str):
+        return clean(value) or "nobody"
+    match unit:
+        case "ratio":
+            return percent(value, 1)
+        case "ns":
+            return duration(value)
+        case "count" | "requests":
+            return f"{value:,.0f}"
+    return f"{value:,.0f} {unit}" if value >= 100 or value == int(value) else f"{value:.3g} {unit}"
+
+
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 

@@ -25,15 +25,6 @@ THEME = Theme(
     surface="#1a1e25",
     panel="#222831",
     dark=True,
-    variables={
-        "footer-background": _GROUND,
-        "footer-foreground": _SOFT,
-        "footer-key-foreground": _SKY,
-        "footer-key-background": _GROUND,
-        "footer-description-foreground": _SOFT,
-        "footer-description-background": _GROUND,
-        "footer-item-background": _GROUND,
-    },
 )
 
 STYLES: dict[str, Style] = {
@@ -46,6 +37,7 @@ STYLES: dict[str, Style] = {
     "title": Style(color=_TEXT, bold=True),
     "focus": Style(color=_SKY, bold=True),
     "focusrule": Style(color=_SKY),
+    "key": Style(color=_SKY),
     "brand": Style(color=_SKY, bold=True),
     "good": Style(color=_GREEN),
     "warn": Style(color=_ORANGE),

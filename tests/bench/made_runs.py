@@ -44,6 +44,7 @@ def finished(
     num = len(tokens)
     done = tokens[-1] if num else None
     values: dict[str, Any] = {
+        "t_submit_ns": at,
         "output_tokens": num,
         "t_first_sched_ns": at if num else None,
         "t_first_token_ns": tokens[0] if num else None,
@@ -53,7 +54,7 @@ def finished(
     }
     return RequestEvent(
         phase="finished", t_ns=done or at, request_id=request_id, req_index=index, prompt_tokens=prompt,
-        requested_output_tokens=asked, t_sched_ns=at, t_submit_ns=at, hit_tokens=hit, finish_reason=reason,
+        requested_output_tokens=asked, t_sched_ns=at, hit_tokens=hit, finish_reason=reason,
         **(values | more),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from made_runs import finished, simple_run, steps
 
 from kvtop.bench import Progress, plan_points, point_label, replicates, run_point
-from kvtop.cli.bench import progress_text
+from kvtop.cli.bench_report import progress_text
 from kvtop.cli.main import main
 from kvtop.engine.errors import UsageError
 from kvtop.engine.events import Notice, RunStarted

@@ -6,29 +6,13 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from bench_process import kvtop, run_dirs, start
 
-KVTOP = (sys.executable, "-m", "kvtop")
 NULL = ("--executor", "null", "--num-blocks", "512", "--length-scale", "0.0625", "--limit", "12")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def kvtop(*words: str, code: int = 0, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*KVTOP, *words], capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def run_dirs(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if (path / "run.json").exists())
 
 
 def test_bench_writes_tables_compares_resumes_and_repeats_itself(tmp_path: Path) -> None:
@@ -121,14 +105,7 @@ def test_no_successful_request_is_a_failure_with_its_file_written(tmp_path: Path
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_keeps_what_is_finished(tmp_path: Path, signal_number: signal.Signals) -> None:
     words = ("bench", "-w", "poisson-shared-prefix", "--replicates", "40", *NULL, "-o", str(tmp_path))
-    process = subprocess.Popen(
-        [*KVTOP, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
+    process = start(words)
     try:
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], 60)

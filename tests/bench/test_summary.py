@@ -102,6 +102,17 @@ def test_requests_cut_off_are_counted_beside_the_rest(tmp_path: Path) -> None:
     assert run.status == "interrupted"
 
 
+def test_requests_without_times_leave_nulls_and_the_others_count(tmp_path: Path) -> None:
+    """A failed request that never got a time, beside one that was done the moment it came."""
+    at_once = finished("now", 0, at=S, tokens=[S])
+    never = finished("never", 1, at=S, tokens=[], reason="failed", hit=None)
+    alone = load_run(make_run(tmp_path / "alone", [never]))
+    assert (alone.duration_ns, alone.requests_s, alone.output_tokens_s, alone.e2e.n) == (None, None, None, 0)
+    both = load_run(make_run(tmp_path / "both", [at_once, never]))
+    assert (both.e2e.n, both.e2e.max, both.duration_ns) == (1, 0, 0)
+    assert both.requests_s is None, "no time passed: there is no rate"
+
+
 def test_duration_starts_at_the_first_scheduled_arrival(tmp_path: Path) -> None:
     times = {"a": [5 * S + 100 * MS, 6 * S]}
     run = load_run(
@@ -128,7 +139,7 @@ def test_one_long_answer_does_not_hide_the_busy_rate(tmp_path: Path) -> None:
     ends = [finished(name, i, tokens=tokens) for i, (name, tokens) in enumerate(times.items())]
     run = load_run(make_run(tmp_path / "run", [*steps_of(times), *ends]))
     assert run.output_tokens_s == pytest.approx(5100 / 2)
-    assert run.busy_output_tokens_s == pytest.approx(32_000)
+    assert run.steady_output_tokens_s == pytest.approx(32_000)
 
 
 def test_hit_rate_counts_each_prompt_once(tmp_path: Path) -> None:
@@ -187,5 +198,5 @@ def test_itl_is_not_reported_without_a_recording(tmp_path: Path) -> None:
     (run_dir / "frames.msgpack.zst").unlink()
     run = load_run(run_dir)
     assert (run.itl.n, run.itl.p50) == (0, None)
-    assert run.busy_output_tokens_s is None
+    assert run.steady_output_tokens_s == pytest.approx(12 / 2.13)
     assert run.tpot.n == 3

@@ -94,7 +94,7 @@ def test_closed_standard_streams_are_no_reason_to_fail(tmp_path: Path, closed: s
     shell = ["sh", "-c", f'"$0" {words}', sys.executable]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    (run_dir,) = (tmp_path / "out").iterdir()
+    (run_dir,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert (run_dir / "requests.parquet").exists()
 
 

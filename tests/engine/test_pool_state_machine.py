@@ -89,6 +89,9 @@ class PoolMachine(RuleBasedStateMachine):
             (list(self.real.copies), self.real.num_copies, self.real.num_evictions, self.real.promised, cache.version),
         )
 
+    def evicted(self) -> list[int]:
+        return [block for run in self.real.evicted_runs for block in run.blocks]
+
     def with_fault(self, at: int) -> None:
         self.real.pool.fault = (lambda k: k == at) if at else None
 
@@ -100,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
         """``blocks`` were taken from the pool: check where from, and follow in the model."""
         model = self.model
         expected = model.victims(max(0, len(blocks) - len(model.fresh)), exclude)
-        evicted = [eviction.block for eviction in self.real.evictions[evicted_before:]]
+        evicted = self.evicted()[evicted_before:]
         assert evicted == expected, f"evicted {evicted}, least recently used leaves first would be {expected}"
         for block in expected:
             model.evict(block)
@@ -154,7 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
         count = min(len(want.tokens) - cached, budget)
         first = model.blocks_for(cached + count) - len(hits)
         fits = missing + len(idle_hits) <= have and self.available(first, idle_hits)
-        evicted = len(self.real.evictions)
+        evicted = len(self.evicted())
         self.with_fault(fault)
         answer = self.real.try_admit(seq, budget, [s for s, _ in self.live.values()])
         self.with_fault(0)
@@ -208,7 +211,7 @@ class PoolMachine(RuleBasedStateMachine):
         if len(model.victims(len(model.idle), set())) == len(model.idle):
             # A block that only a pin held, or that is still in transfer after one, keeps its idle parents from leaving.
             assert (self.real.room(seq) >= count) == fits
-        evicted = len(self.real.evictions)
+        evicted = len(self.evicted())
         self.with_fault(fault)
         shortage = self.real.grow(seq, end)
         self.with_fault(0)
@@ -347,7 +350,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         block = rng.choice(leaves)
         self.real.evict(block, "forced")
-        assert self.real.evictions[-1].block == block
+        assert self.evicted()[-1] == block
         model.evict(block)
 
     def next_step(self, rng: Random) -> None:

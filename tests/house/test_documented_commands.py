@@ -19,7 +19,19 @@ from kvtop.workloads.load import builtin_workloads
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("definitions", "effects", "memory-baselines", "why")),
+    *(
+        f"docs/{name}.md"
+        for name in (
+            "definitions",
+            "effects",
+            "hit-rate",
+            "memory-baselines",
+            "statistics",
+            "traces",
+            "why",
+            "workloads",
+        )
+    ),
 )
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
@@ -48,7 +60,7 @@ def kvtop_lines() -> list[str]:
 
 @pytest.mark.parametrize("line", kvtop_lines())
 def test_a_documented_kvtop_command_is_accepted(line: str) -> None:
-    words = shlex.split(line)[1:]
+    words = shlex.split(line.partition(" > ")[0])[1:]
     if words == ["--help"] or words == ["COMMAND", "--help"]:
         assert main(["--help"]) == 0
         return

@@ -20,8 +20,15 @@ from import_graph import LINKED, ROOT, Import, imports_in, imports_of, source_fi
 
 TOPS = ("kernels", "engine", "workloads", "kvtop")
 VOCABULARY = {"kvtop.engine.types", "kvtop.engine.config", "kvtop.engine.errors"}
-# What front ends may know of the engine: its words, and the tables of names (policies, models) a user chooses from.
-FRONT = {*VOCABULARY, "kvtop.engine.events", "kvtop.engine.policies.registry", "kvtop.engine.executors.models"}
+# What front ends may know of the engine: its words, the tables of names (policies, models) a user chooses from, and the
+# arithmetic of a simulated step.
+FRONT = {
+    *VOCABULARY,
+    "kvtop.engine.events",
+    "kvtop.engine.policies.registry",
+    "kvtop.engine.executors.models",
+    "kvtop.engine.executors.sim_cost",
+}
 ALLOWED = {
     "kernels": {"kvtop.kernels"},
     "engine": {"kvtop.engine", "kvtop.kernels"},

@@ -78,8 +78,8 @@ async def frame_seconds(num_blocks: int, frames: int) -> tuple[list[float], list
         for events in made:
             session.events.extend(events)
             begin = time.process_time()
-            while session.events or app._pending:
-                app._fold_pending()
+            while session.events or app.feed.behind:
+                app.feed.fold_pending()
             folded = time.process_time()
             app._show()
             await pilot.pause()

@@ -152,16 +152,19 @@ def test_columns_that_an_older_schema_did_not_have_are_null(tmp_path: Path) -> N
     run_dir = record(tmp_path / "run", events_of(make_engine(), specs(2)))
     manifest = write_tables(run_dir)
     table = run_dir / "requests.parquet"
-    pl.read_parquet(table).drop("host_hit_tokens").write_parquet(table)
-    write_manifest(run_dir, manifest | {"schema_version": 1})
+    assert pl.read_parquet(table)["phase"].null_count() == 0
+    pl.read_parquet(table).drop("host_hit_tokens", "shared_prefix_tokens").write_parquet(table)
+    write_manifest(run_dir, manifest | {"schema_version": 1, "definitions_version": 1})
     requests = open_run(run_dir).requests.collect()
-    assert requests["host_hit_tokens"].to_list() == [None, None]
+    assert requests["host_hit_tokens"].to_list() == requests["shared_prefix_tokens"].to_list() == [None, None]
+    assert requests["phase"].to_list() == [None, None], "it had no meaning then"
     assert set(requests.columns) == set(REQUESTS)
 
 
 def test_the_manifest_has_every_key_and_is_plain_json(tmp_path: Path) -> None:
     manifest = manifest_of()
-    assert list(manifest)[: len(MANIFEST_KEYS)] == list(MANIFEST_KEYS) == list(RUNS)
+    assert list(manifest)[: len(MANIFEST_KEYS)] == list(MANIFEST_KEYS)
+    assert list(RUNS) == [*MANIFEST_KEYS, "run_dir"]
     write_manifest(tmp_path, manifest)
     assert json.loads((tmp_path / "run.json").read_text()) == json.loads(json.dumps(manifest))
     assert manifest["cost_model"] is None

@@ -14,11 +14,12 @@ from result_runs import STEP_NS, events_of, make_engine, record, specs
 from kvtop.engine.api import RequestSpec, SamplingParams
 from kvtop.engine.errors import InvalidRequest, KvtopError
 from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.results.builder import TableBuilder
 from kvtop.results.files import FileError
 from kvtop.results.load import open_run
 from kvtop.results.manifest import read_manifest
 from kvtop.results.schema import EVENTS, REQUESTS, SCHEMAS, STEPS
-from kvtop.results.tables import TableBuilder, write_tables
+from kvtop.results.tables import write_tables
 
 
 def tables(run_dir: Path) -> dict[str, pl.DataFrame]:
@@ -164,12 +165,16 @@ def test_sharing_counts_the_blocks_that_were_not_needed(tmp_path: Path) -> None:
 
 
 def test_status_and_window_come_from_the_recording(tmp_path: Path) -> None:
-    events = events_of(make_engine(), specs(3))
+    """The window by its definition, over a list: from the first to the last step with half the peak running."""
+    events = events_of(make_engine(), specs(12))
     write_tables(record(tmp_path / "a", events, status="failed"))
     write_tables(record(tmp_path / "b", events, status=None))
     a, b = read_manifest(tmp_path / "a"), read_manifest(tmp_path / "b")
     assert (a["status"], b["status"]) == ("failed", "interrupted")
     steps = [e for e in events if isinstance(e, StepEvent)]
+    peak = max(step.num_running for step in steps)
+    assert peak > 2
+    steps = [step for step in steps if 2 * step.num_running >= peak]
     assert (a["window_start_ns"], a["window_end_ns"]) == (steps[0].t_start_ns, steps[-1].t_done_ns)
 
 
@@ -178,20 +183,21 @@ def test_every_file_says_which_schema_it_has(tmp_path: Path) -> None:
     write_tables(run_dir)
     for name in SCHEMAS:
         metadata = pl.read_parquet_metadata(run_dir / f"{name}.parquet")
-        assert metadata["kvtop.schema_version"] == "2"
+        assert metadata["kvtop.schema_version"] == "3"
         assert metadata["kvtop.run_id"] == read_manifest(run_dir)["run_id"]
 
 
 def test_row_groups_are_cut_by_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the rows arrived: many small additions give the bytes of one large one."""
-    monkeypatch.setattr("kvtop.results.tables.CHUNK_ROWS", 10)
-    rows = [("r", i, *[0] * (len(STEPS) - 4), None, None) for i in range(95)]
+    monkeypatch.setattr("kvtop.results.builder.CHUNK_ROWS", 10)
+    rows = [("r", i, *[0] * (len(STEPS) - 5), None, None, 0) for i in range(95)]
     for name, size in (("a", 1), ("b", 95)):
         (tmp_path / name).mkdir()
-        builder = TableBuilder("steps")
-        for start in range(0, 95, size):
-            builder.add(rows[start : start + size])
-        builder.write(tmp_path / name, "r")
+        with TableBuilder("steps", tmp_path / name) as builder:
+            for start in range(0, 95, size):
+                builder.add(rows[start : start + size])
+            builder.write("r")
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.parquet"]
     assert (tmp_path / "a/steps.parquet").read_bytes() == (tmp_path / "b/steps.parquet").read_bytes()
 
 
@@ -200,10 +206,10 @@ def test_a_full_disk_leaves_the_old_file_and_no_temp(tmp_path: Path, monkeypatch
     write_tables(run_dir)
     before = {path.name: path.read_bytes() for path in run_dir.iterdir()}
 
-    def full(self: pl.DataFrame, file: object, **options: object) -> None:
+    def full(self: pl.LazyFrame, file: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    monkeypatch.setattr(pl.LazyFrame, "sink_parquet", full)
     with pytest.raises(FileError, match=r"requests\.parquet: cannot write: no space left on the device"):
         write_tables(run_dir)
     assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tui_fakes import app_with, recorded, settled
+from tui_fakes import app_with, go, recorded, settled
 
 from kvtop.engine.events import Keyframe, Notice, RunStarted
 from kvtop.state.model import USED
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.line_table import LineTable
 from kvtop.tui.widgets.lines import DrawnWidget
 
 
@@ -49,6 +50,24 @@ async def test_the_screen_under_a_dialog_is_not_drawn(monkeypatch):
         assert drawn
 
 
+async def test_a_hidden_screen_is_not_drawn_and_catches_up_when_it_is_shown(monkeypatch):
+    app = app_with(recorded()[:-50])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await go(pilot, "4")
+        table = app.screen.query_one(LineTable)
+        await go(pilot, "1")
+        shown: list[str] = []
+        original = LineTable.set_rows
+        monkeypatch.setattr(LineTable, "set_rows", lambda self, *args: (shown.append("rows"), original(self, *args)))
+        await settled(pilot, *recorded()[-50:])
+        assert not shown
+        before = list(table.ids)
+        await go(pilot, "4")
+        assert shown
+        assert table.ids != before
+
+
 def big_pool(num_blocks: int) -> list:
     key = Keyframe(step=1, t_ns=1, num_blocks=num_blocks, block_size=16, blocks=[], sequences=[], totals={})
     return [RunStarted(run_id="r", manifest={}), key]
@@ -65,6 +84,7 @@ async def test_a_map_of_100000_blocks_reads_only_cells_that_changed(monkeypatch)
     app = app_with(big_pool(100_000))
     async with app.run_test(size=(200, 50)) as pilot:
         await settled(pilot)
+        await go(pilot, "2")
         block_map = app.screen.query_one(BlockMap)
         assert block_map.grid.density > 1
         a_row = block_map.grid.blocks_a_row
@@ -87,14 +107,14 @@ async def test_the_map_keeps_up_with_changes_made_while_it_could_not_be_seen():
     app = app_with(big_pool(100))
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
+        await go(pilot, "2")
         block_map = app.screen.query_one(BlockMap)
         await pilot.press("question_mark")
         use(app, 0)
         await settled(pilot, Notice(t_ns=2, text="x"))
         await pilot.press("escape")
-        await pilot.press("tab", "z")
+        await go(pilot, "1")
         use(app, 1)
         await settled(pilot, Notice(t_ns=3, text="y"))
-        await pilot.press("z")
-        await settled(pilot)
+        await go(pilot, "2")
         assert block_map.render_line(0).text.split()[1:4] == ["▪", "▪", "."]

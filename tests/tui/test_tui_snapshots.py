@@ -4,7 +4,7 @@ what it looks like now; look at it first."""
 from __future__ import annotations
 
 import pytest
-from tui_fakes import app_with, recorded, settled
+from tui_fakes import app_with, go, recorded, settled
 
 from kvtop.engine.events import Paused, RunEnded
 from kvtop.tui.widgets.line_table import LineTable
@@ -21,34 +21,39 @@ def _no_colour_variables(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_live(snap_compare, size):
-    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=settled)
+SIZES = [(80, 24), (120, 40), (200, 50)]
 
 
-def test_paused_with_a_request_selected(snap_compare):
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("key", ["1"], ids={"1": "overview"}.get)
+def test_screen(snap_compare, key, size):
+    async def before(pilot):
+        await settled(pilot)
+        await go(pilot, key)
+
+    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=before)
+
+
+def test_frozen_at_a_preemption(snap_compare):
     async def before(pilot):
         await settled(pilot, Paused(t_ns=15_438_000_000))
-        await pilot.press("tab", "down", "down")
-        await settled(pilot)
+        await go(pilot, "comma")
 
     assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)
-
-
-def test_requests_zoomed(snap_compare):
-    async def before(pilot):
-        await settled(pilot)
-        await pilot.press("tab", "z", "pagedown")
-        await settled(pilot)
-
-    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
 
 
 def test_help(snap_compare):
     async def before(pilot):
         await settled(pilot)
-        await pilot.press("question_mark")
+        await go(pilot, "question_mark")
+
+    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+
+
+def test_explanation(snap_compare):
+    async def before(pilot):
         await settled(pilot)
+        await go(pilot, "e")
 
     assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
 
@@ -73,6 +78,7 @@ def test_why(snap_compare):
     async def before(pilot):
         await settled(pilot)
         waiting = [i for i, seq in pilot.app.state.sequences.items() if seq.state != "running"]
+        await go(pilot, "4")
         table = pilot.app.screen.query_one(LineTable)
         table.focus()
         table.select(waiting[0])

@@ -58,7 +58,7 @@ def terminal():
 
 def test_q_quits_at_once_and_gives_the_terminal_back(terminal):
     screen = terminal()
-    screen.read_until(b"conv-30")
+    screen.read_until(b"how full?")
     before = time.monotonic()
     screen.press(b"q")
     screen.read_until(RESTORED[0])
@@ -71,7 +71,7 @@ def test_q_quits_at_once_and_gives_the_terminal_back(terminal):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it_in_order(terminal, number):
     screen = terminal("short")
-    screen.read_until(b"conv-0")
+    screen.read_until(b"how full?")
     screen.process.send_signal(number)
     assert screen.wait() == 128 + number
     assert all(code in screen.output for code in RESTORED)
@@ -88,7 +88,7 @@ def test_a_failed_run_leaves_its_traceback_on_the_screen_not_on_the_terminal(ter
 
 def test_what_native_code_writes_does_not_reach_the_screen_raw(terminal):
     screen = terminal("short", "native")
-    screen.read_until(b"conv-0")
+    screen.read_until(b"how full?")
     time.sleep(0.6)
     screen.press(b"q")
     assert screen.wait() == 0

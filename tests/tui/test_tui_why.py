@@ -6,12 +6,13 @@ import re
 
 import pytest
 from rich.cells import cell_len
-from tui_fakes import app_with, recorded, screen_lines, settled
+from tui_fakes import app_with, go, recorded, screen_lines, settled
 
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, Recorder, SamplingParams
 from kvtop.engine.events import Event, Gap, RunEnded, RunStarted
 from kvtop.tui.app import KvtopApp
-from kvtop.tui.screens.live import LiveScreen
+from kvtop.tui.screens.blocks import BlocksScreen
+from kvtop.tui.screens.requests import RequestsScreen
 from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.line_table import LineTable
@@ -51,6 +52,8 @@ def footer(app: KvtopApp) -> str:
 
 
 async def select(pilot, row: str) -> None:
+    await pilot.press("4")
+    await settled(pilot)
     table = pilot.app.screen.query_one(LineTable)
     table.focus()
     table.select(row)
@@ -120,7 +123,7 @@ async def test_a_request_that_ended_is_told_as_from_its_events():
             for line in explain(facts):
                 assert line.text in text, name
             await pilot.press("w")
-            assert isinstance(app.screen, LiveScreen)
+            assert isinstance(app.screen, RequestsScreen)
 
 
 async def test_on_the_map_the_key_is_for_the_owner_of_the_block_under_the_cursor():
@@ -128,6 +131,7 @@ async def test_on_the_map_the_key_is_for_the_owner_of_the_block_under_the_cursor
     app = app_with([*crowd.first, *crowd.steps(1)])
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
+        await go(pilot, "2")
         block_map = app.screen.query_one(BlockMap)
         pool = app.state.pool
         assert pool is not None
@@ -146,9 +150,11 @@ async def test_of_several_owners_the_selected_one_is_told():
         pool = app.state.pool
         assert pool is not None
         block = next(block for block, owners in enumerate(pool.owners) if len(owners) > 2)
-        app.screen.query_one(BlockMap).move_to(block)
-        await pilot.press("enter", "enter", "w")
-        await settled(pilot)
+        for _ in range(2):
+            await go(pilot, "2")
+            app.screen.query_one(BlockMap).move_to(block)
+            await go(pilot, "enter")
+        await go(pilot, "escape", "w")
         assert f"request {pool.owners[block][1]} — " in shown(app)
 
 
@@ -157,15 +163,15 @@ async def test_the_footer_has_the_key_only_where_there_is_somebody_to_tell_of():
     app = app_with(crowd.first)
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
+        await go(pilot, "2")
         assert "w why" not in footer(app)
         await pilot.press("w")
-        assert isinstance(app.screen, LiveScreen)
+        assert isinstance(app.screen, BlocksScreen)
         await settled(pilot, *crowd.steps(1))
         assert "w why" in footer(app)
         await settled(pilot, *crowd.steps(40))
         assert "w why" not in footer(app)  # nobody holds the block any more
-        await pilot.press("tab")
-        await settled(pilot)
+        await go(pilot, "4", "down")
         assert "w why" in footer(app)  # both have ended, and can be told of
         assert cell_len(footer(app)) == 80
 
@@ -175,7 +181,8 @@ async def test_every_key_of_the_footer_fits_80_columns():
     app = app_with([*crowd.first, *crowd.steps(1)])
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        for word in ("enter owner", "w why", "space pause", "? help", "q quit"):
+        await go(pilot, "2")
+        for word in ("enter owner", "w why", "space freeze", "p pause", "? help", "q quit"):
             assert word in footer(app)
 
 

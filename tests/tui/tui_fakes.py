@@ -53,7 +53,8 @@ async def settled(pilot: Pilot, *events: Event) -> None:
     session = app.session
     assert isinstance(session, FakeSession)
     session.events.extend(events)
-    while session.events or app._pending:
+    while session.events or app.feed.behind:
+        assert app._exception is None, app._exception  # a crash ends the test, rather than its time
         await pilot.pause(0.01)
     app.tick()
     before, now = "", None
@@ -70,3 +71,9 @@ def screen_lines(app: KvtopApp) -> list[str]:
 
 def screen_text(app: KvtopApp) -> str:
     return "\n".join(screen_lines(app))
+
+
+async def go(pilot: Pilot, *keys: str) -> None:
+    """Press ``keys``, mostly those of screens, and wait until what they show is drawn."""
+    await pilot.press(*keys)
+    await settled(pilot)

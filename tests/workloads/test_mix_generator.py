@@ -40,7 +40,7 @@ def test_streams_are_merged_in_order_of_arrival_and_keep_their_own_schedule():
 
 
 def test_at_the_same_time_the_order_is_that_of_the_streams():
-    rows = mix({"name": "b", "num_requests": 2, "every_s": 0}, {"name": "a"})
+    rows = mix({"name": "b", "num_requests": 2, "every_s": 0}, {"name": "a", "num_requests": 1})
     assert [row.klass for row in rows] == ["b", "b", "a"]
 
 
@@ -98,7 +98,7 @@ def test_a_spec_in_toml_shares_a_system_prompt_within_a_stream_only(tmp_path: Pa
 def test_lengths_scale_with_the_system_prompt(tmp_path: Path):
     rows = served(tmp_path, TWO, length_scale=0.5).rows
     assert {row.prompt_tokens for row in rows if row.klass == "review"} == {30}
-    assert {row.hash_block_tokens for row in rows if row.klass == "chat"} == {24}
+    assert {row.shared_tokens for row in rows if row.klass == "chat"} == {24}
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_lengths_scale_with_the_system_prompt(tmp_path: Path):
         ([3], r"streams\[0\] is 3, expected a table"),
         ([{"num_requests": 1}], r"streams\[0\].name is missing"),
         ([{"name": "a"}, {"name": "a"}], r"streams\[1\].name is 'a', which is the name of another stream"),
-        ([{"name": "a", "num_requests": 2}], "stream 'a': neither is given, expected every_s or rate"),
-        ([{"name": "a", "num_requests": 2, "rate": 1, "every_s": 1}], "stream 'a': both are given"),
+        ([{"name": "a", "num_requests": 2}], "stream 'a': none is given, expected arrivals, rate or every_s"),
+        ([{"name": "a", "num_requests": 2, "rate": 1, "every_s": 1}], "stream 'a': both rate and every_s are given"),
         ([{"name": "a", "num_requests": 0}], "stream 'a': num_requests is 0"),
         ([{"name": "a", "num_requests": 2, "every_s": -1}], "stream 'a': every_s is -1"),
         ([{"name": "a", "num_requests": 2, "rate": float("nan")}], "stream 'a': rate is nan"),
-        ([{"name": "a", "start_s": "3"}], "stream 'a': start_s is '3'"),
-        ([{"name": "a", "user_prompt_tokens": [9, 5]}], r"stream 'a': user_prompt_tokens is \[9, 5\]"),
+        ([{"name": "a", "start_s": "3", "rate": 1}], "stream 'a': start_s is '3'"),
+        ([{"name": "a", "rate": 1, "user_prompt_tokens": [9, 5]}], r"stream 'a': user_prompt_tokens is \[9, 5\]"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_stream_and_key(streams: Any, words: str):
@@ -125,7 +125,7 @@ def test_a_wrong_value_is_one_line_that_names_stream_and_key(streams: Any, words
 
 
 def test_an_unknown_key_names_the_nearest():
-    with pytest.raises(UnknownName, match=r"streams\[0\] 'outputs_tokens'; did you mean 'output_tokens'"):
+    with pytest.raises(UnknownName, match=r"key in stream 'a' 'outputs_tokens'; did you mean 'output_tokens'"):
         mix({"name": "a", "outputs_tokens": 3})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtop.engine.errors import WorkloadError
-from kvtop.workloads.formats.registry import read_trace
+from kvtop.workloads.formats.registry import FORMATS, read_trace
 
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}'
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -134,7 +134,7 @@ BAD_FILES = [
     ("t.jsonl", mooncake(output_length=0).encode(), "every row has 0 output tokens"),
     ("t.jsonl", b"\x7fELF\x02\x00\x00", "is binary"),
     ("t.jsonl", GOOD.encode("utf-16"), "UTF-16"),
-    ("t.txt", b"hello world\n", "format not recognised: found 'hello world', expected mooncake"),
+    ("t.txt", b"hello world\n", "format not recognised: found 'hello world', expected one of mooncake"),
     ("t.gz", b"\x1f", "is not gzip"),
     ("t.gz", b"\x1f\x8b", "truncated gzip"),
     ("t.gz", GOOD.encode(), "is not gzip"),
@@ -193,3 +193,9 @@ def test_a_hash_block_below_one_is_a_usage_error(block: int, tmp_path: Path):
 
 def test_a_hash_block_for_a_trace_without_ids_is_refused(tmp_path: Path):
     assert "azure traces have no hash ids" in str(failure(tmp_path, HEADER + ROW, hash_block_tokens=64))
+
+
+@pytest.mark.parametrize("name", [name for name, found in FORMATS.items() if not found.suffix])
+def test_a_named_format_does_not_make_a_trace_of_nothing(name: str, tmp_path: Path):
+    for number, content in enumerate(("\n \n", "{}", "[]", "x,y\n", "null", '{"a": 1}\n')):
+        failure(tmp_path, content, name=f"{number}-trace.csv", format_name=name)

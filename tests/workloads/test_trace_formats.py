@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtop.engine.errors import UnknownName
+from kvtop.engine.errors import UnknownName, WorkloadError
 from kvtop.workloads.builtins import AZURE_CONV_SLICE, MOONCAKE_SLICE
 from kvtop.workloads.formats.registry import read_trace
 
@@ -181,3 +181,27 @@ def test_another_hash_block_size_can_be_given(tmp_path: Path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 65, "output_length": 2, "hash_ids": [0, 1]}')
     assert read_trace(path, hash_block_tokens=64).rows[0].hash_block_tokens == 64
+
+
+def test_a_missing_timestamp_is_that_of_the_row_before_or_the_start(tmp_path: Path):  # W46
+    path = tmp_path / "t.jsonl"
+    row = {"input_length": 9, "output_length": 2, "hash_ids": [0]}
+    path.write_text("\n".join(map(json.dumps, [row, {"timestamp": 100, **row}, {"timestamp": None, **row}])))
+    got = read_trace(path)
+    assert [r.arrival_ns for r in got.rows] == [0, 100_000_000, 100_000_000]
+    assert got.notices == [
+        "2 rows without timestamp (first: row 1) placed at the time of the row before, or at the start"
+    ]
+
+
+def test_a_missing_time_of_day_is_not_the_year_one(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n,1,2\n2024-05-10 00:00:00,3,4\n")
+    assert served(path) == [(0, 1, 2), (0, 3, 4)]
+
+
+def test_a_misspelt_timestamp_is_not_a_missing_one(tmp_path: Path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestmp": 100, "input_length": 9, "output_length": 2, "hash_ids": [0]}')
+    with pytest.raises(WorkloadError, match="'timestamp' is missing; nearest is 'timestmp'"):
+        read_trace(path)

@@ -1,4 +1,4 @@
-"""Poisson arrivals with a shared system prompt, from TOML or by name: seeded, absolute, refused in one line."""
+"""Poisson arrivals with a shared system prompt, from TOML: seeded, absolute, refused in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtop.workloads.spec import WorkloadSpec
 
 
 def poisson(seed: int = 0, **options):
-    return generate("poisson", {"rate": 4.0, **options}, seed).rows
+    return generate("synthetic", {"rate": 4.0, "system_prompt_tokens": 256, "num_requests": 200, **options}, seed).rows
 
 
 def load_toml(tmp_path: Path, text: str, **changes):
@@ -59,7 +59,7 @@ def test_seeds_change_the_rows_and_length_ranges_do_not_change_arrivals():
 
 def test_requests_share_exactly_the_system_prompt(tmp_path: Path):
     workload = load_toml(
-        tmp_path, 'kind = "poisson"\nrate = 2\nnum_requests = 30\nsystem_prompt_tokens = 48\nn = 3\ntemperature = 0.7'
+        tmp_path, 'kind = "synthetic"\nrate = 2\nnum_requests = 30\nsystem_prompt_tokens = 48\nn = 3\ntemperature = 0.7'
     )
     specs = workload.source().pop_due(10**18)
     assert len(specs) == 30
@@ -72,7 +72,7 @@ def test_requests_share_exactly_the_system_prompt(tmp_path: Path):
 
 
 def test_beams_are_served_as_beams_and_change_the_hash(tmp_path: Path):
-    text = 'kind = "poisson"\nrate = 2\nnum_requests = 5\n'
+    text = 'kind = "synthetic"\nrate = 2\nnum_requests = 5\n'
     workload = load_toml(tmp_path, f"{text}n = 2\nnum_beams = 3")
     assert {(s.params.n, s.params.num_beams) for s in workload.source().pop_due(10**18)} == {(2, 3)}
     assert workload.notices == []
@@ -81,15 +81,15 @@ def test_beams_are_served_as_beams_and_change_the_hash(tmp_path: Path):
 
 
 def test_samples_that_must_all_be_equal_are_noticed(tmp_path: Path):
-    assert load_toml(tmp_path, 'kind = "poisson"\nrate = 2\nn = 4').notices == [
+    assert load_toml(tmp_path, 'kind = "synthetic"\nrate = 2\nn = 4').notices == [
         "n is 4 at temperature 0: all samples of a request are equal"
     ]
 
 
 def test_scales_limit_and_seed_of_a_spec_combine_with_the_users(tmp_path: Path):
-    text = 'kind = "poisson"\nrate = 2\ntime_scale = 0.5\nlength_scale = 0.5\nlimit = 20\nseed = 3\n'
+    text = 'kind = "synthetic"\nrate = 2\ntime_scale = 0.5\nlength_scale = 0.5\nlimit = 20\nseed = 3\n'
     got = load_toml(tmp_path, text, time_scale=4.0, length_scale=0.5, limit=50, seed=2)
-    plain = load_toml(tmp_path, 'kind = "poisson"\nrate = 2', time_scale=2.0, length_scale=0.25, limit=20, seed=5)
+    plain = load_toml(tmp_path, 'kind = "synthetic"\nrate = 2', time_scale=2.0, length_scale=0.25, limit=20, seed=5)
     assert got.hash == plain.hash
     assert load_toml(tmp_path, text, limit=7).num_requests == 7
 
@@ -104,8 +104,8 @@ def test_a_spec_may_name_a_trace_beside_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
-        ('kind = "poison"', "poisson"),
-        ('kind = "poisson"\nrate = 1\nnum_request = 4', "num_requests"),
+        ('kind = "syntetic"', "synthetic"),
+        ('kind = "synthetic"\nrate = 1\nnum_request = 4', "num_requests"),
         ('kind = "trace"\npth = "x"', "path"),
     ],
 )
@@ -120,26 +120,26 @@ def test_an_unknown_kind_or_key_names_the_file_and_the_nearest(text: str, neares
     ("text", "words"),
     [
         ("rate = 1", "key 'kind' is missing"),
-        ('kind = "poisson"', "rate is missing"),
-        ('kind = "poisson"\nrate = -1', "rate is -1"),
-        ('kind = "poisson"\nrate = nan', "rate is nan"),
-        ('kind = "poisson"\nrate = inf', "rate is inf"),
-        ('kind = "poisson"\nrate = "2"', "rate is '2'"),
-        ('kind = "poisson"\nrate = true', "rate is True"),
-        ('kind = "poisson"\nrate = 1\nnum_requests = 0', "num_requests is 0"),
-        ('kind = "poisson"\nrate = 1\nnum_requests = 1.5', "num_requests is 1.5"),
-        ('kind = "poisson"\nrate = 1\nsystem_prompt_tokens = -1', "system_prompt_tokens is -1"),
-        ('kind = "poisson"\nrate = 1\nuser_prompt_tokens = [9, 5]', "user_prompt_tokens is \\[9, 5\\]"),
-        ('kind = "poisson"\nrate = 1\noutput_tokens = 0', "output_tokens is 0"),
-        ('kind = "poisson"\nrate = 1\nn = 0', "n is 0"),
-        ('kind = "poisson"\nrate = 1\ntemperature = -0.1', "temperature is -0.1"),
-        ('kind = "poisson"\nrate = 1\nnum_beams = 0', "num_beams is 0"),
-        ('kind = "poisson"\nrate = 1\nnum_beams = 2\ntemperature = 0.5', "num_beams is 2 at temperature 0.5"),
-        ('kind = "poisson"\nrate = 1\nnum_beams = 2\nn = 3', "n is 3, expected at most num_beams \\(2\\)"),
-        ('kind = "poisson"\nrate = 1\nlimit = 0', "limit is 0"),
-        ('kind = "poisson"\nrate = 1\ntime_scale = nan', "time_scale is nan"),
-        ('kind = "poisson"\nrate = 1\nlength_scale = 0', "length_scale is 0"),
-        ('kind = "poisson"\nrate = 1\nseed = "x"', "seed is 'x', expected an integer"),
+        ('kind = "synthetic"', "none is given, expected arrivals, rate or every_s"),
+        ('kind = "synthetic"\nrate = -1', "rate is -1"),
+        ('kind = "synthetic"\nrate = nan', "rate is nan"),
+        ('kind = "synthetic"\nrate = inf', "rate is inf"),
+        ('kind = "synthetic"\nrate = "2"', "rate is '2'"),
+        ('kind = "synthetic"\nrate = true', "rate is True"),
+        ('kind = "synthetic"\nrate = 1\nnum_requests = 0', "num_requests is 0"),
+        ('kind = "synthetic"\nrate = 1\nnum_requests = 1.5', "num_requests is 1.5"),
+        ('kind = "synthetic"\nrate = 1\nsystem_prompt_tokens = -1', "system_prompt_tokens is -1"),
+        ('kind = "synthetic"\nrate = 1\nuser_prompt_tokens = [9, 5]', "user_prompt_tokens is \\[9, 5\\]"),
+        ('kind = "synthetic"\nrate = 1\noutput_tokens = 0', "output_tokens is 0"),
+        ('kind = "synthetic"\nrate = 1\nn = 0', "n is 0"),
+        ('kind = "synthetic"\nrate = 1\ntemperature = -0.1', "temperature is -0.1"),
+        ('kind = "synthetic"\nrate = 1\nnum_beams = 0', "num_beams is 0"),
+        ('kind = "synthetic"\nrate = 1\nnum_beams = 2\ntemperature = 0.5', "num_beams is 2 at temperature 0.5"),
+        ('kind = "synthetic"\nrate = 1\nnum_beams = 2\nn = 3', "n is 3, expected at most num_beams \\(2\\)"),
+        ('kind = "synthetic"\nrate = 1\nlimit = 0', "limit is 0"),
+        ('kind = "synthetic"\nrate = 1\ntime_scale = nan', "time_scale is nan"),
+        ('kind = "synthetic"\nrate = 1\nlength_scale = 0', "length_scale is 0"),
+        ('kind = "synthetic"\nrate = 1\nseed = "x"', "seed is 'x', expected an integer"),
         ('kind = "trace"', "key 'path' is missing"),
         ('kind = "trace"\npath = 3', "path is 3, expected a string"),
         ('kind = "trace"\npath = "absent.jsonl"', "absent.jsonl: no such file"),
@@ -154,7 +154,7 @@ def test_a_wrong_spec_is_one_line_with_key_and_value(text: str, words: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "row"), [('kind = "poisson"\nrate =\nn = 1', 2), ('kind = "poisson"\n\nrate =', 3), ("[a\nb", 1)]
+    ("text", "row"), [('kind = "synthetic"\nrate =\nn = 1', 2), ('kind = "synthetic"\n\nrate =', 3), ("[a\nb", 1)]
 )
 def test_bad_toml_names_its_row(text: str, row: int, tmp_path: Path):
     with pytest.raises(WorkloadError, match="bad TOML") as caught:

@@ -24,7 +24,15 @@ def load(name: str = "mooncake-conversation", vocab_size: int = 49_152, max_mode
 
 
 def everything(workload: Workload) -> list:
-    return workload.source().pop_due(10**18)
+    """All requests in order, as if each ended as soon as it was due."""
+    source, specs = workload.source(), []
+    while (due := source.next_due()) is not None:
+        batch = source.pop_due(due)
+        specs += batch
+        for spec in batch:
+            source.on_finished(spec.request_id or "", due)
+    assert source.exhausted
+    return sorted(specs, key=lambda spec: int((spec.request_id or "")[1:]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,8 +105,8 @@ def test_prompts_are_made_only_when_they_are_due():
     assert first == 0
     made: list[int] = []
     tokens = source._tokens  # type: ignore[attr-defined]
-    real = tokens.prompt
-    tokens.prompt = lambda row, index: made.append(index) or real(row, index)
+    real = tokens.packed_prompt
+    tokens.packed_prompt = lambda row, index: made.append(index) or real(row, index)
     source.pop_due(0)
     assert made == list(range(10))  # the trace's first burst
 

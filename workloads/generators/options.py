@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
+import math
 from typing import Any
 
 from kvtop.engine.errors import WorkloadError
-from kvtop.workloads.rows import MAX_LENGTH_TOKENS
 
 MAX_REQUESTS = 1_000_000
+MAX_SECONDS = 1e7
 NS_PER_S = 1_000_000_000
 
 
@@ -16,7 +16,7 @@ def integer(options: dict[str, Any], key: str, low: int, high: int, within: str 
     """A whole number from ``low`` to ``high``.
 
     Raises:
-        WorkloadError: missing (None), of another type or out of range; so do the readers below.
+        WorkloadError: of another type or out of range; so do the readers below.
     """
     value = options[key]
     if type(value) is not int or not low <= value <= high:
@@ -24,32 +24,40 @@ def integer(options: dict[str, Any], key: str, low: int, high: int, within: str 
     return value
 
 
-def number(options: dict[str, Any], key: str, low: float, high: float, within: str = "") -> float:
-    """A number from ``low`` to ``high``, whole or not."""
+def number(
+    options: dict[str, Any], key: str, low: float, high: float, within: str = "", *, above: bool = False
+) -> float:
+    """A number from ``low`` (with ``above``: more than that) to ``high``, whole or not."""
     value = options[key]
-    if type(value) not in (int, float) or not low <= value <= high:  # NaN compares false
-        raise WorkloadError(f"{within}{key} is {shown(value)}, expected a number from {low:g} to {high:g}")
+    if not is_number(value) or not low <= value <= high or (above and value == low):
+        how = "above" if above else "from"
+        raise WorkloadError(f"{within}{key} is {shown(value)}, expected a number {how} {low:g} to {high:g}")
     return float(value)
 
 
-def lengths(options: dict[str, Any], key: str, within: str = "") -> tuple[int, int]:
-    """One number of tokens, or [low, high]."""
+def seconds(options: dict[str, Any], key: str, within: str = "", *, above: bool = False) -> float:
+    """A duration in seconds, 0 or more (with ``above``: more)."""
+    return number(options, key, 0.0, MAX_SECONDS, within, above=above)
+
+
+def rate(options: dict[str, Any], key: str, within: str = "", *, zero: bool = False) -> float:
+    """Arrivals per second."""
+    if zero and options[key] == 0 and is_number(options[key]):
+        return 0.0
+    return number(options, key, 1e-6, 1e6, within)
+
+
+def text(options: dict[str, Any], key: str, within: str = "") -> str:
+    """A string."""
     value = options[key]
-    bounds = [value, value] if type(value) is int else value
-    ok = isinstance(bounds, list) and len(bounds) == 2 and all(type(b) is int for b in bounds)
-    if not ok or not 1 <= bounds[0] <= bounds[1] <= MAX_LENGTH_TOKENS // 2:
-        raise WorkloadError(
-            f"{within}{key} is {shown(value)}, expected a number of tokens or [low, high] with 1 <= low <= high "
-            f"<= {MAX_LENGTH_TOKENS // 2:,}"
-        )
-    return bounds[0], bounds[1]
+    if not isinstance(value, str):
+        raise WorkloadError(f"{within}{key} is {shown(value)}, expected a string")
+    return value
 
 
-def uniform(random: Random, bounds: tuple[int, int]) -> int:
-    """A whole number from low to high, both included, each as likely as the others."""
-    # Only Random.random() is promised to stay the same in every Python version.
-    low, high = bounds
-    return low + int(random.random() * (high - low + 1))
+def is_number(value: object) -> bool:
+    """An integer or a finite float or an infinity; no NaN, and no true or false."""
+    return type(value) in (int, float) and not math.isnan(value)  # type: ignore[arg-type]
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The generators: one file and one line here for each."""
+"""The generators: one line here for each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from typing import Any
 
 from kvtop.engine.errors import UnknownName
 from kvtop.workloads.generators.base import Generator
-from kvtop.workloads.generators.mix import MIX
-from kvtop.workloads.generators.poisson import POISSON
+from kvtop.workloads.generators.synthetic import MIX, SYNTHETIC
 from kvtop.workloads.rows import RowSet
 
 GENERATORS: dict[str, Generator] = {
+    SYNTHETIC.name: SYNTHETIC,
     MIX.name: MIX,
-    POISSON.name: POISSON,
 }
 
 
 def generate(kind: str, options: dict[str, Any], seed: int) -> RowSet:
-    """Make a generator's rows; options that are not given have their defaults.
+    """Make a generator's rows.
 
     Raises:
         UnknownName: no such generator, or no such option.
@@ -26,7 +25,8 @@ def generate(kind: str, options: dict[str, Any], seed: int) -> RowSet:
     if kind not in GENERATORS:
         raise UnknownName("generator", kind, GENERATORS)
     generator = GENERATORS[kind]
+    valid = set(generator.keys(options))
     for key in options:
-        if key not in generator.options:
-            raise UnknownName(f"{kind} option", key, generator.options)
-    return generator.generate({**generator.options, **options}, seed)
+        if key not in valid:
+            raise UnknownName(f"{kind} option", key, valid)
+    return generator.generate(options, seed)

@@ -1,9 +1,9 @@
-"""A panel: a titled part of a screen that answers one question. A new one is a subclass and a line in ``panels``."""
+"""A panel: a titled part of a screen that answers one question. A new one is a subclass, named by its screen."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,6 +11,9 @@ from textual.widget import Widget
 
 from kvtop.tui.frame import Frame
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
+
+if TYPE_CHECKING:
+    from kvtop.tui.app import KvtopApp
 
 
 class TitleRule(Lines):
@@ -30,16 +33,17 @@ class TitleRule(Lines):
 
 
 class Panel(Vertical):
-    """Base of all panels. Set ``TITLE``, ``QUESTION``, ``HELP`` and ``AREA``; yield children from ``compose_body``
-    and show a frame in ``show_frame``.
+    """Base of all panels. Set ``TITLE``, ``QUESTION`` and ``HELP``; yield children from ``compose_body`` and show a
+    frame in ``show_frame``.
 
     A panel is given frames while its screen is active, and again when its size changes; it draws no other time.
     """
 
     TITLE: ClassVar[str] = ""
     QUESTION: ClassVar[str] = ""  # what the panel answers, ending in a question mark
-    HELP: ClassVar[str] = ""  # for the help screen: what is shown, how it is defined
-    AREA: ClassVar[str] = "stats"  # map, stats or table
+    HELP: ClassVar[str] = ""  # for the help screen: what is shown, what to do with it
+    NUMBERS: ClassVar[tuple[str, ...]] = ()  # of ``state.numbers.NUMBERS``: what ``e`` explains
+    LEADS_TO: ClassVar[str] = ""  # name of the screen that Enter goes to, where nothing in the panel takes the key
 
     frame: Frame | None = None
 
@@ -57,6 +61,11 @@ class Panel(Vertical):
         """What stands at the right end of the title."""
         return []
 
+    @property
+    def kvtop(self) -> KvtopApp:
+        """The application, for ``select`` and ``choose``."""
+        return cast("KvtopApp", self.app)
+
     def update_frame(self, frame: Frame) -> None:
         self.frame = frame
         if not self.is_mounted or not self.size.width:
@@ -67,7 +76,7 @@ class Panel(Vertical):
     def redraw(self) -> None:
         """Show the last frame again: size, selection or focus has changed."""
         if self.frame is not None:
-            self.update_frame(replace(self.frame, dirty=set()))
+            self.update_frame(replace(self.frame, dirty=set(), whole=False))
 
     def on_resize(self) -> None:
         # Children learn their new size after their parent: draw once they know it.
@@ -79,13 +88,19 @@ class Panel(Vertical):
     def on_descendant_blur(self) -> None:
         self._show_title()
 
+    def on_focus(self) -> None:
+        self._show_title()
+
+    def on_blur(self) -> None:
+        self._show_title()
+
     def _show_title(self) -> None:
-        if self.frame is not None:
+        if self.frame is not None and self.is_mounted:
             rule = self.query_one(TitleRule)
             rule.show(self.TITLE, self.QUESTION, self.note(self.frame), self.has_focus_within)
 
 
-class TextPanel(Panel):
+class TextPanel(Panel, can_focus=True):
     """A panel that is a few lines of text, written anew for the size it has."""
 
     def compose_body(self) -> ComposeResult:
@@ -94,7 +109,8 @@ class TextPanel(Panel):
     def show_frame(self, frame: Frame) -> None:
         body = self.query_one(".body", Lines)
         width, height = body.size
-        self.query_one(".body", Lines).set_lines([cut(line, width) for line in self.lines(frame, width, height)])
+        if width and height:
+            body.set_lines([cut(line, width) for line in self.lines(frame, width, height)])
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         raise NotImplementedError

@@ -41,7 +41,6 @@ class BlocksPanel(Panel):
 
     TITLE = "Blocks"
     QUESTION = "who holds what?"
-    AREA = "map"
     HELP = """\
 Every cell is a block: the keys and values of a fixed number of tokens.
   .    fresh: nothing in it, taken first
@@ -52,10 +51,11 @@ Every cell is a block: the keys and values of a fixed number of tokens.
   ~    in transfer: waits for a copy to finish
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
-Blocks of the request selected in the table are marked. Enter on a
-block selects its owner in the table; again: its next owner. w tells the
-life of the owner; of several: of the one selected. Where a small pool
-leaves room, the sequences that hold most of it are listed below."""
+Blocks of the request selected last are underlined. Enter on a block
+leads to its owner among the requests; when that one is selected
+already, to its next owner. w tells the life of the owner; of several:
+of the one selected. Where a small pool leaves room, the sequences that
+hold most of it are listed below."""
 
     _shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
 
@@ -78,6 +78,8 @@ leaves room, the sequences that hold most of it are listed below."""
     def show_frame(self, frame: Frame) -> None:
         self._share_out(frame)
         self.map.update_frame(frame)
+        chosen = frame.state.sequences.get(str(frame.selected.get("request", "")))
+        self.map.light(frozenset(chosen.held if chosen else ()))
         holders = self.query_one("#holders", Lines)
         if holders.display:
             holders.set_lines([cut(line, self.size.width) for line in holder_lines(frame, *holders.size)])
@@ -102,6 +104,22 @@ leaves room, the sequences that hold most of it are listed below."""
         if self.frame is not None and self.is_mounted:
             self._show_legend()
             self._show_cursor(self.frame)
+            self.kvtop.choose("block", self.map.cursor)
+
+    @on(BlockMap.Opened)
+    def _on_opened(self, event: BlockMap.Opened) -> None:
+        if owners := self.owners_under_cursor():
+            chosen = self.kvtop.selected.get("request")
+            after = owners.index(str(chosen)) + 1 if chosen in owners else 0
+            self.kvtop.select("request", owners[after % len(owners)])
+
+    def owners_under_cursor(self) -> list[str]:
+        """Who holds the block under the cursor; where a cell is several blocks, who holds any of them."""
+        pool, grid = self.frame.state.pool if self.frame else None, self.map.grid
+        if pool is None:
+            return []
+        first = self.map.cursor // grid.density * grid.density
+        return list(dict.fromkeys(name for names in pool.owners[first : first + grid.density] for name in names))
 
     def _show_legend(self) -> None:
         legend, grid, shown = self.query_one("#legend", Lines), self.map.grid, self.map.size.height

@@ -3,69 +3,61 @@
 from __future__ import annotations
 
 from kvtop.state.model import Samples
+from kvtop.state.windows import Summary, summarise
 from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
-from kvtop.tui.stats import Summary, means, summarise
+from kvtop.tui.stats import means
 from kvtop.tui.text import duration, short
 from kvtop.tui.widgets.lines import Line
 
 
 class LatencyPanel(TextPanel):
-    """TTFT and ITL: p50, p99, n and a sparkline of the last minute."""
+    """TTFT, ITL and queue time: p50, p95, p99 and n, with the last minute as a chart where there is room."""
 
     TITLE = "Latency"
     QUESTION = "how long?"
+    NUMBERS = tuple(
+        f"latency.{key}_{part}" for key in ("ttft", "itl", "queue") for part in ("p50_ns", "p95_ns", "p99_ns", "n")
+    )
+    LEADS_TO = "Latency"
     HELP = f"""\
-TTFT  time to first token: from the moment a request was due (its time in
-      the queue counts) to its first token
-ITL   inter-token latency: the gap between two tokens of a sequence
-p50, p99 over the last 60 s of run time, interpolated linearly; n samples.
-Below {MIN_P99} samples there is no p99: it would only be the maximum.
-A bar is the mean of one second, newest right; the highest fills the
-height. Under VIRTUAL TIME all times are the simulated clock's."""
+TTFT   time to first token: from the moment a request was due (its time in
+       the queue counts) to its first token
+ITL    inter-token latency: the gap between two tokens of a sequence
+queue  from submission to the first step that computed a token of it
+p50, p95, p99 over the last 60 s of run time, interpolated linearly; n
+samples. Below {MIN_P99} samples there is no p95 or p99: it would only be the
+maximum. A bar is the mean of one second, newest right; the highest fills
+the height. Under VIRTUAL TIME all times are the simulated clock's."""
 
     def note(self, frame: Frame) -> Line:
-        if self.size.height > 4:
-            return [("last 60 s", "soft")]
-        return [("p50", "soft"), (" ──── ", "rule"), ("p99", "soft"), (" ─── ", "rule"), ("n", "soft")]
+        return [("last 60 s", "soft")]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
-        draw = self._tall if height >= 4 else self._flat
-        out: list[Line] = []
-        for name, samples in (("TTFT", frame.state.ttft), ("ITL", frame.state.itl)):
-            summary = summarise(samples)
-            chart_rows = (height - 2) // 2
-            if summary.n:
-                out += draw(name, summary, samples, frame, width, chart_rows)
-            else:
-                out += [[(f"{name:<5}", "title"), ("-  ", "text"), ("no samples yet", "soft")], *([[]] * chart_rows)]
-        return out
-
-    def _flat(self, name: str, summary: Summary, samples: Samples, frame: Frame, width: int, _: int) -> list[Line]:
-        """One row: chart, then p50, p99 and n under their names in the title."""
-        spark = max(0, width - 5 - 8 - 8 - 6 - 3)
-        line: Line = [(f"{name:<5}", "title"), *_chart(name, samples, frame, spark, 1)[0]]
-        numbers = f"{duration(summary.p50):>9}{_p99(summary):>9}{short(summary.n):>6}"
-        return [[*line, (numbers, "text")]]
-
-    def _tall(
-        self, name: str, summary: Summary, samples: Samples, frame: Frame, width: int, chart_rows: int
-    ) -> list[Line]:
-        """Numbers with their names, the chart below."""
-        line: Line = [(f"{name:<5}", "title")]
-        for label, value in (("p50", duration(summary.p50)), ("p99", _p99(summary))):
-            line += [(f"{label} ", "soft"), (f"{value:<9}", "text")]
-        line += [("n ", "soft"), (short(summary.n), "text")]
-        if width >= 56:
-            line += [("   max ", "soft"), (duration(summary.peak), "text")]
-        return [line, *_chart(name, samples, frame, width, chart_rows)]
+        state = frame.state
+        rows = (("TTFT", state.ttft), ("ITL", state.itl), ("queue", state.queue))
+        out: list[Line] = [[(f"{'':<6}{'p50':>8}{'p95':>9}{'p99':>9}{'n':>7}", "faint")]]
+        out += [_row(name, summarise(samples)) for name, samples in rows]
+        chart_rows = (height - len(out)) // 2
+        if chart_rows >= 1:
+            for name, samples in rows[:2]:
+                out += _chart(name, samples, frame, width, chart_rows)
+        return out[:height]
 
 
-def _p99(summary: Summary) -> str:
-    return duration(summary.p99) if summary.n >= MIN_P99 else "-"
+def _row(name: str, summary: Summary) -> Line:
+    if not summary.n:
+        return [(f"{name:<6}", "title"), (f"{'-':>8}", "text"), ("  no samples yet", "soft")]
+    numbers = f"{duration(summary.p50):>8}{_high(summary, summary.p95):>9}{_high(summary, summary.p99):>9}"
+    return [(f"{name:<6}", "title"), (f"{numbers}{short(summary.n):>7}", "text")]
+
+
+def _high(summary: Summary, value: float | None) -> str:
+    return duration(value) if summary.n >= MIN_P99 else "-"
 
 
 def _chart(name: str, samples: Samples, frame: Frame, width: int, height: int) -> list[Line]:
-    rows = bar_chart(means(samples.points, frame.state.t_ns, width), width, height)
-    return [[(row, name.lower())] for row in rows]
+    label = f"{name:<5}"
+    rows = bar_chart(means(samples.points, frame.state.t_ns, width - 5), width - 5, height)
+    return [[(label if i == 0 else "     ", "faint"), (row, name.lower())] for i, row in enumerate(rows)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from textual import on
 from textual.app import ComposeResult
-from textual.message import Message
 
 from kvtop.engine.events import RequestEvent
 from kvtop.state.model import RunState, SequenceState
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
-from kvtop.tui.text import clean, duration, plural, seconds, short
+from kvtop.tui.text import clean, duration, seconds, short
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
 from kvtop.tui.widgets.lines import Line
 from kvtop.tui.words import activity
@@ -43,7 +42,6 @@ class RequestsPanel(Panel):
 
     TITLE = "Requests"
     QUESTION = "who runs, who waits, why?"
-    AREA = "table"
     HELP = """\
 A row is a sequence (branches of a request: r7, r7#1, ...): running ones,
 then the queue in order of arrival, then what finished last.
@@ -56,13 +54,6 @@ preempted  how often it lost its blocks
 A waiting row says what it needs, what there is, and who is in the way.
 w tells the whole life of the selected one: why it waited and for whom,
 where its prefix match ended, what a preemption cost it."""
-
-    class Chosen(Message):
-        """Another sequence is selected (None: none, or a finished one)."""
-
-        def __init__(self, seq_id: str | None) -> None:
-            self.seq_id = seq_id
-            super().__init__()
 
     def compose_body(self) -> ComposeResult:
         yield LineTable(_COLUMNS, id="requests")
@@ -90,11 +81,19 @@ where its prefix match ended, what a preemption cost it."""
         self.table.empty_text = "no requests yet" if state.status in ("starting", "running") else "no requests"
         self.table.set_rows([*running, *waiting, *done], lambda row: _cells(row, state, done))
 
+    def select(self, name: str) -> None:
+        """Select the live row of ``name``, or the one of a finished request."""
+        self.table.select(name if name in self.table.ids else f"{_DONE}{name}")
+
+    def selected_request(self) -> tuple[str, bool] | None:
+        """Which request or branch is selected, and whether it has ended."""
+        return request_of(self.table.selected) if self.table.selected is not None else None
+
     @on(LineTable.Selected)
     def _on_selected(self, event: LineTable.Selected) -> None:
         event.stop()
-        live = event.row_id is not None and not event.row_id.startswith(_DONE)
-        self.post_message(self.Chosen(event.row_id if live else None))
+        if event.row_id is not None:
+            self.kvtop.choose("request", request_of(event.row_id)[0])
 
 
 def _cells(row: str, state: RunState, done: dict[str, RequestEvent]) -> list[Cell]:
@@ -168,9 +167,3 @@ def _ending(event: RequestEvent) -> str:
 
 def _count(number: int) -> str:
     return str(number) if number < 100_000 else short(number)
-
-
-def describe_counts(state: RunState) -> str:
-    """One line for a screen too small for anything else."""
-    running = sum(1 for seq in state.sequences.values() if seq.state == "running")
-    return f"{plural(running, 'request')} running, {len(state.sequences) - running:,} waiting"

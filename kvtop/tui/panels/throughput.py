@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
+from kvtop.state.windows import RATE_WINDOW_NS, recent_rate
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
-from kvtop.tui.stats import RATE_WINDOW_NS, rates, recent_rate
-from kvtop.tui.text import short
+from kvtop.tui.stats import rates
+from kvtop.tui.text import duration, short
 from kvtop.tui.widgets.lines import Line
 
 
 class ThroughputPanel(TextPanel):
-    """Prefill and decode tokens a second over the recent window, with a sparkline of the last seconds."""
+    """Tokens and requests a second over the recent window, with the last seconds as bars; the last step."""
 
     TITLE = "Throughput"
     QUESTION = "how fast?"
+    NUMBERS = (
+        "throughput.prefill_tokens_s", "throughput.decode_tokens_s", "throughput.requests_s", "throughput.step_ns",
+        "run.finished",
+    )  # fmt: skip
     HELP = f"""\
-prefill  tokens computed a second below the last known position of their
-         sequence: prompts, and what preemptions made it compute again
-decode   tokens computed a second at the last position: each yields a token
+prefill   tokens computed a second below the last known position of their
+          sequence: prompts, and what preemptions made it compute again
+decode    tokens computed a second at the last position: each is a token
+requests  sequences that ended, a second
 Means over the last {RATE_WINDOW_NS // 1_000_000_000} s of run time (the whole run while it is younger).
 Tokens taken from the prefix cache are not computed and do not count.
-A bar is one second, newest right."""
+A bar is one second, newest right. step: how long the last one took, and
+the tokens it computed of the step's budget."""
 
     def note(self, frame: Frame) -> Line:
         return [(f"last {RATE_WINDOW_NS // 1_000_000_000} s", "soft")]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
-        history, now = frame.state.history, frame.state.t_ns
-        columns = (("prefill", history.prefill_tokens), ("decode", history.decode_tokens))
-        chart_rows = max(0, (height - 2) // 2)
+        history = frame.state.history
+        lanes = (
+            ("prefill", history.prefill_tokens, "tok/s", "prefill"),
+            ("decode", history.decode_tokens, "tok/s", "decode"),
+            ("requests", history.finished, "/s", "usedchart"),
+        )
+        tall = max(1, (height - 1) // 3)
         out: list[Line] = []
-        for name, column in columns:
-            rate = recent_rate(history, column, now)
-            head: Line = [(f"{name:<8}", "title"), (f"{'-' if rate is None else short(rate):>5}", "text")]
-            head += [(" tok/s", "soft")]
-            spark = width if chart_rows else width - 20
-            rows = bar_chart(rates(history, column, now, max(0, spark)), max(0, spark), max(1, chart_rows))
-            if chart_rows:
-                out += [head, *([(row, name)] for row in rows)]
-            else:
-                out += [[*head, (" ", ""), (rows[0], name)]]
-        return out
+        for name, column, unit, style in lanes:
+            rate = recent_rate(history, column, frame.state.t_ns)
+            figure = "-" if rate is None else short(rate) if rate >= 10 or not rate else f"{rate:.1f}"
+            head: Line = [(f"{name:<9}", "title"), (f"{figure:>5} ", "text"), (f"{unit:<6}", "soft")]
+            room = max(0, width - 21)
+            rows = bar_chart(rates(history, column, frame.state.t_ns, room), room, tall)
+            out += [[*(head if i == 0 else [(" " * 21, "")]), (row, style)] for i, row in enumerate(rows)]
+        return [*out, self._step(frame)][:height]
+
+    def _step(self, frame: Frame) -> Line:
+        step, budget = frame.state.last_step, frame.state.manifest.get("max_batched_tokens")
+        if step is None:
+            return []
+        of = f"/{budget:,}" if isinstance(budget, int) else ""
+        return [
+            ("step     ", "title"),
+            (f"{duration(step.t_done_ns - step.t_start_ns):>7}", "text"),
+            (f"   {step.prefill_tokens + step.decode_tokens:,}{of} tok, {step.num_running:,} seqs", "soft"),
+        ]

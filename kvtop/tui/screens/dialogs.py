@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import ActiveBinding, Binding
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
+from kvtop.state.model import RunState
+from kvtop.state.numbers import NUMBERS
 from kvtop.tui.glyphs import to_ascii
-from kvtop.tui.panels import PANELS
-from kvtop.tui.text import clean
-from kvtop.tui.widgets.block_map import BlockMap
-from kvtop.tui.widgets.line_table import LineTable
+from kvtop.tui.panels.base import Panel, panel_of
+from kvtop.tui.text import clean, measured
+from kvtop.tui.widgets.key_bar import key_name
 
 
 class TextDialog(ModalScreen[None]):
@@ -55,12 +56,21 @@ class TextDialog(ModalScreen[None]):
 
 
 class HelpScreen(TextDialog):
-    """Keys, glyphs and definitions."""
+    """What the focused panel shows, the keys that apply on this screen, then the other panels."""
 
     BINDINGS: ClassVar[list] = [Binding("question_mark,f1,q", "dismiss", show=False)]
 
-    def __init__(self, bindings: list[Binding]) -> None:
-        super().__init__("kvtop — every KV block, and a reason for every decision", help_text(bindings))
+    def __init__(self, screen: Screen) -> None:
+        super().__init__("kvtop — every KV block, and a reason for every decision", help_text(screen))
+
+
+class ExplainScreen(TextDialog):
+    """The numbers of one panel: value, formula, window and source of each."""
+
+    BINDINGS: ClassVar[list] = [Binding("e,q", "dismiss", show=False)]
+
+    def __init__(self, panel: Panel, state: RunState) -> None:
+        super().__init__(f"{panel.TITLE} — {panel.QUESTION}", explanation(panel, state))
 
 
 class FailureScreen(TextDialog):
@@ -75,28 +85,36 @@ class FailureScreen(TextDialog):
         super().__init__(f"The engine failed: {clean(error) or 'no message'}", text, bad=True)
 
 
-_KEYS = {"question_mark": "?", "pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc", "enter": "Enter", "tab": "Tab"}
-
-
-def help_text(bindings: list[Binding]) -> str:
-    """The whole help: keys first, then every panel's own words."""
-    parts = ["KEYS", *_key_lines(bindings)]
-    parts += ["", "in the block map", *_key_lines(_described(BlockMap.BINDINGS))]
-    parts += ["", "in the table", *_key_lines(_described(LineTable.BINDINGS))]
-    for panel in PANELS:
-        parts += ["", f"{panel.TITLE.upper()} — {panel.QUESTION}", panel.HELP]
+def help_text(screen: Screen) -> str:
+    """The focused panel's own words, the keys, then every other panel's words."""
+    focused = panel_of(screen.focused) if screen.focused is not None else None
+    panels = list(screen.query(Panel))
+    parts: list[str] = _words(focused) if focused is not None else []
+    parts += ["KEYS", *_key_lines(screen.active_bindings)]
+    for panel in panels:
+        if panel is not focused:
+            parts += ["", *_words(panel)[:-1]]
     return "\n".join(parts)
 
 
-def _described(bindings: list) -> list[Binding]:
-    return [b for b in bindings if isinstance(b, Binding) and b.tooltip]
+def explanation(panel: Panel, state: RunState) -> str:
+    """What ``e`` says of a panel."""
+    parts: list[str] = []
+    for name in panel.NUMBERS:
+        number = NUMBERS[name]
+        parts += [f"{number.title} = {measured(number.read(state), number.unit)}", f"    {number.formula}"]
+        parts += [f"    {number.window}; {number.source}  ({name})", ""]
+    return "\n".join([*parts, panel.HELP])
 
 
-def _key_lines(bindings: list[Binding]) -> list[str]:
-    return [f"  {_names(b):<8} {b.tooltip}" for b in bindings if b.tooltip]
+def _words(panel: Panel) -> list[str]:
+    return [f"{panel.TITLE.upper()} — {panel.QUESTION}", panel.HELP, ""]
 
 
-def _names(binding: Binding) -> str:
-    if binding.key_display:
-        return binding.key_display
-    return " ".join(_KEYS.get(key, key) for key in binding.key.split(","))
+def _key_lines(active: dict[str, ActiveBinding]) -> list[str]:
+    """Of the keys that apply now, in the order focused widget, screen, application; each action once."""
+    lines: dict[str, str] = {}
+    for _, binding, enabled, _ in active.values():
+        if enabled and binding.tooltip:
+            lines.setdefault(f"{binding.action} {binding.tooltip}", f"  {key_name(binding):<8} {binding.tooltip}")
+    return list(lines.values())

@@ -85,6 +85,9 @@ class BlockMap(DrawnWidget, can_focus=True):
         if pool is not self.pool:
             self.pool = pool
             self._lay_out()
+        elif frame.whole:
+            self.clear_rows()
+            self.refresh()
         elif pool is not None:
             self._touch(frame.dirty)
 

@@ -35,15 +35,17 @@ def _facts(state: RunState, keys: tuple[str, ...]) -> list[str]:
 class HeaderBar(Lines):
     """Model, device, policy, clock, workload; status, step, elapsed run time; or what is being loaded."""
 
-    def update_frame(self, frame: Frame) -> None:
-        state, width = frame.state, self.size.width
-        self.set_lines([self._first(state, width), self._second(frame, width)])
+    def update_frame(self, frame: Frame, place: str) -> None:
+        """``place``: key and name of the screen."""
+        width = self.size.width
+        self.set_lines([self._first(frame, place, width), self._second(frame, width)])
 
-    def _first(self, state: RunState, width: int) -> Line:
-        right = status_span(state)
+    def _first(self, frame: Frame, place: str, width: int) -> Line:
+        state = frame.state
+        right = [*_where(frame), *status_span(state)]
         if state.manifest:
             right += [("   step ", "soft"), (whole(state.step), "strong"), ("   ", ""), (clock(state.t_ns), "text")]
-        left: Line = [(" kvtop", "brand")]
+        left: Line = [(" kvtop ", "brand"), (place, "title")]
         model = _facts(state, ("model",))
         if state.manifest:
             left += [("  ", ""), (model[0], "strong") if model else ("no model", "soft")]
@@ -85,6 +87,14 @@ class HeaderBar(Lines):
             style = {"warning": "warn", "error": "bad"}.get(state.notice_level, "soft")
             return [(clean(state.notice), style)], style != "soft"
         return ([(f"stderr: {clean(frame.native)}", "soft")] if frame.native else []), False
+
+
+def _where(frame: Frame) -> Line:
+    """Whether this is now."""
+    replay: Line = [(" REPLAY ", "badge"), ("  ", "")] if frame.is_replay else []
+    if frame.timeline.at_live:
+        return replay
+    return [*replay, (" PLAYING " if frame.timeline.speed is not None else " FROZEN ", "badge"), ("  ", "")]
 
 
 def _badges(state: RunState) -> Line:

@@ -56,7 +56,15 @@ class LineTable(DrawnWidget, can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home", "edge(0)", show=False),
         Binding("end", "edge(1)", show=False),
+        Binding("enter", "open", "open", key_display="enter", tooltip="where the selected row leads"),
     ]
+
+    class Opened(Message):
+        """Enter on a row of a table that ``opens`` something."""
+
+        def __init__(self, row_id: str) -> None:
+            self.row_id = row_id
+            super().__init__()
 
     class Selected(Message):
         """Another row is selected, or the same one was chosen again."""
@@ -65,9 +73,10 @@ class LineTable(DrawnWidget, can_focus=True):
             self.row_id = row_id
             super().__init__()
 
-    def __init__(self, columns: list[Column], *, id: str | None = None) -> None:
+    def __init__(self, columns: list[Column], *, id: str | None = None, opens: str = "", header: bool = True) -> None:
+        """``opens``: what a row leads to ("": nothing, and Enter is not taken). ``header``: a row of column titles."""
         super().__init__(id=id)
-        self.columns = columns
+        self.columns, self.opens, self.top_rows = columns, opens, int(header)
         self.ids: list[str] = []
         self.selected: str | None = None
         self.top = 0
@@ -78,7 +87,7 @@ class LineTable(DrawnWidget, can_focus=True):
 
     @property
     def num_visible(self) -> int:
-        return max(0, self.size.height - 1)
+        return max(0, self.size.height - self.top_rows)
 
     def set_rows(self, ids: list[str], cells_of: Callable[[str], list[Cell]]) -> None:
         """Show these rows. A selected row that is gone hands the selection to its successor."""
@@ -87,6 +96,8 @@ class LineTable(DrawnWidget, can_focus=True):
         self._index = {row_id: i for i, row_id in enumerate(ids)}
         if self.selected is not None and self.selected not in self._index:
             self._select(ids[min(old, len(ids) - 1)] if ids else None)
+        elif self.selected is None and ids and self.has_focus:
+            self._select(ids[0])
         self._clamp_top()
         self._redraw_changed()
 
@@ -112,7 +123,7 @@ class LineTable(DrawnWidget, can_focus=True):
     def _redraw_changed(self) -> None:
         """Redraw the visible rows whose content differs from what is on the screen."""
         changed = []
-        for y in range(1, self.size.height):
+        for y in range(self.top_rows, self.size.height):
             drawn = self._drawn.get(y)
             if drawn is None or drawn[0] != self._content(y):
                 self._drawn.pop(y, None)
@@ -120,9 +131,9 @@ class LineTable(DrawnWidget, can_focus=True):
         self.refresh_rows(changed)
 
     def _content(self, y: int) -> tuple[list[Cell], str] | None:
-        index = self.top + y - 1
+        index = self.top + y - self.top_rows
         if index >= len(self.ids):
-            return ([(self.empty_text, "soft")], "") if y == 1 and not self.ids else None
+            return ([(self.empty_text, "soft")], "") if y == self.top_rows and not self.ids else None
         row_id = self.ids[index]
         return self._cells_of(row_id), self._over(row_id)
 
@@ -135,8 +146,9 @@ class LineTable(DrawnWidget, can_focus=True):
         drawn = self._drawn.get(y)
         if drawn is not None:
             return drawn[1]
-        content = self._content(y) if y else None
-        strip = self._header() if y == 0 else self._row(content)
+        is_header = y < self.top_rows
+        content = None if is_header else self._content(y)
+        strip = self._header() if is_header else self._row(content)
         self._drawn[y] = (content, strip)
         return strip
 
@@ -197,6 +209,13 @@ class LineTable(DrawnWidget, can_focus=True):
     def action_edge(self, end: int) -> None:
         self._move_to(len(self.ids) if end else 0)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return bool(self.opens) and self.selected is not None if action == "open" else True
+
+    def action_open(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected))
+
     def _scroll_to_selected(self) -> None:
         if self.selected in self._index and self.num_visible:
             index = self._index[self.selected]
@@ -211,8 +230,8 @@ class LineTable(DrawnWidget, can_focus=True):
             self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        if event.y > 0:
-            index = self.top + event.y - 1
+        if event.y >= self.top_rows:
+            index = self.top + event.y - self.top_rows
             if index < len(self.ids):
                 self._move_to(index)
 

@@ -1,0 +1,222 @@
+"""Numbers over the last seconds of a run: percentiles with their n, rates, the runway, causes of misses and waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvtop.state.model import FRESH, IDLE, History, RunState, Samples, SequenceState
+from kvtop.stats import counted_percentile
+
+RATE_WINDOW_NS = 5_000_000_000
+RUNWAY_WINDOW_NS = 10_000_000_000
+
+
+@dataclass(slots=True)
+class Summary:
+    """Percentiles and the maximum of ``n`` samples, in ns; None when there are none."""
+
+    n: int = 0
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    peak: float | None = None
+
+
+def summarise(samples: Samples) -> Summary:
+    """Of all samples; linear in the number of points, of which a step adds few."""
+    counts: dict[int, int] = {}
+    for _, value, count in samples.points:
+        counts[value] = counts.get(value, 0) + count
+    ordered = sorted(counts.items())
+    if not ordered:
+        return Summary()
+    p50, p95, p99 = (counted_percentile(ordered, q) for q in (50, 95, 99))
+    return Summary(sum(counts.values()), p50, p95, p99, ordered[-1][0])
+
+
+def recent_rate(history: History, column: deque[int], now_ns: int, span_ns: int = RATE_WINDOW_NS) -> float | None:
+    """``column`` per second over the last ``span_ns`` (or since the run began); None before the first step."""
+    if not history.t_ns or now_ns <= 0:
+        return None
+    span_ns = min(span_ns, now_ns)
+    total = 0
+    for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
+        if t_ns <= now_ns - span_ns:
+            break
+        total += value
+    return total * 1e9 / span_ns
+
+
+def recent_steps(history: History, now_ns: int, span_ns: int) -> int:
+    """How many of the last steps were done within the last ``span_ns``."""
+    count = 0
+    for t_ns in reversed(history.t_ns):
+        if t_ns <= now_ns - span_ns:
+            break
+        count += 1
+    return count
+
+
+# Runway ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Runway:
+    """How long the reclaimable blocks last. ``ns`` None: used blocks are not growing, or nothing is known yet."""
+
+    reclaimable: int
+    growth: float | None  # of used blocks, a second
+    floor: float | None  # blocks a second that the running sequences need if none ends
+    ns: float | None
+    floor_ns: float | None  # the same at the floor's pace
+    victim: str | None  # who would be preempted; None: not known for this victim policy, or nobody runs
+
+
+def runway(state: RunState) -> Runway | None:
+    """None without a pool."""
+    pool, history = state.pool, state.history
+    if pool is None:
+        return None
+    reclaimable = pool.counts[FRESH] + pool.counts[IDLE]
+    span_ns = min(RUNWAY_WINDOW_NS, state.t_ns)
+    count = recent_steps(history, state.t_ns, span_ns)
+    growth = floor = None
+    if count > 1:
+        seconds = (history.t_ns[-1] - history.t_ns[-count]) / 1e9
+        if seconds > 0:
+            growth = (history.used[-1] - history.used[-count]) / seconds
+            decoding = sum(1 for seq in state.sequences.values() if is_decoding(seq))
+            floor = decoding / pool.block_size * (count - 1) / seconds
+    ns, floor_ns = (reclaimable / pace * 1e9 if pace and pace > 0 else None for pace in (growth, floor))
+    return Runway(reclaimable, growth, floor, ns, floor_ns, next_victim(state))
+
+
+def is_decoding(seq: SequenceState) -> bool:
+    return seq.state == "running" and seq.num_tokens - seq.num_computed <= 1
+
+
+def next_victim(state: RunState) -> str | None:
+    """Who loses its blocks in the next preemption: the last in the order (priority, arrival, submission)."""
+    if state.manifest.get("victim") not in (None, "last-arrived"):
+        return None
+    running = [seq for seq in state.sequences.values() if seq.state == "running"]
+    return max(running, key=lambda seq: _order(state, seq)).seq_id if running else None
+
+
+def _order(state: RunState, seq: SequenceState) -> tuple[int, int, int, str]:
+    arrival = state.arrivals.get(seq.request_id)
+    if arrival is None:
+        return (0, seq.t_sched_ns, 0, seq.seq_id)
+    return (arrival.priority, arrival.t_sched_ns, arrival.req_index, seq.seq_id)
+
+
+# Queue -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Sequences that wait for one reason."""
+
+    reason: str
+    count: int = 0
+    oldest: str = ""
+    oldest_ns: int = 0  # since it was due
+
+
+def waiting_by_reason(state: RunState) -> list[Waiting]:
+    """Most sequences first. Those behind the head of the line are told apart from the head itself."""
+    found: dict[str, Waiting] = {}
+    for seq in state.sequences.values():
+        if seq.state == "running":
+            continue
+        reason = state.wait_reason(seq)[0]
+        row = found.setdefault(reason, Waiting(reason))
+        row.count += 1
+        age_ns = state.t_ns - seq.t_sched_ns
+        if not row.oldest or age_ns > row.oldest_ns:
+            row.oldest, row.oldest_ns = seq.seq_id, age_ns
+    return sorted(found.values(), key=lambda row: (-row.count, row.reason))
+
+
+# Prefix cache ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Hits:
+    """Prefix lookups of the window. ``missed``: tokens behind the end of the match, by why it ended there."""
+
+    num_lookups: int = 0
+    num_with_hits: int = 0
+    prompt_tokens: int = 0
+    found_tokens: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def missed_tokens(self) -> int:
+        return self.prompt_tokens - self.found_tokens
+
+
+def recent_hits(state: RunState) -> Hits:
+    """Of the last LATENCY_WINDOW_NS."""
+    hits = Hits()
+    for _, prompt, found, reason, _ in state.lookups.points:
+        hits.num_lookups += 1
+        hits.num_with_hits += found > 0
+        hits.prompt_tokens += prompt
+        hits.found_tokens += found
+        if prompt > found:
+            hits.missed[reason] = hits.missed.get(reason, 0) + prompt - found
+    hits.missed = dict(sorted(hits.missed.items(), key=lambda item: -item[1]))
+    return hits
+
+
+# Holders -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Holder:
+    """A request or a tenant, and what it has cost the pool. Shared blocks count for each of their holders."""
+
+    name: str
+    kind: str  # request, tenant
+    block_ns: int
+    num_blocks: int  # now
+    cached_tokens: int = 0
+    num_prompt: int = 0
+
+
+def holders(state: RunState) -> list[Holder]:
+    """Requests that live, and tenants where there are several, by block-seconds."""
+    requests: dict[str, Holder] = {}
+    tenants: dict[str, Holder] = {
+        name: Holder(name, "tenant", block_ns, 0) for name, block_ns in state.tenant_block_ns.items()
+    }
+    for seq in state.sequences.values():
+        block_ns = seq.block_ns(state.t_ns)
+        arrival = state.arrivals.get(seq.request_id)
+        tenant = arrival.tenant if arrival else ""
+        for holder in (
+            requests.setdefault(seq.request_id, Holder(seq.request_id, "request", 0, 0)),
+            tenants.setdefault(tenant, Holder(tenant, "tenant", 0, 0)),
+        ):
+            holder.block_ns += block_ns
+            holder.num_blocks += seq.num_held
+        if seq.seq_id == seq.request_id:
+            requests[seq.request_id].cached_tokens = seq.cached_tokens
+            requests[seq.request_id].num_prompt = seq.num_prompt
+    kept = [*(tenants.values() if len(tenants) > 1 else ()), *(h for h in requests.values() if h.block_ns)]
+    return sorted(kept, key=lambda holder: (-holder.block_ns, holder.name))
+
+
+def step_columns(history: History, count: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(prefill, decode, evictions, preemptions, used, step_ns) of the last ``count`` steps, oldest first."""
+    columns = (
+        history.prefill_tokens, history.decode_tokens, history.evictions, history.preemptions, history.used,
+        history.step_ns,
+    )  # fmt: skip
+    last = [
+        list(reversed([value for value, _ in zip(reversed(column), range(count), strict=False)])) for column in columns
+    ]
+    yield from zip(*last, strict=True)

@@ -1,0 +1,61 @@
+"""GPU and host: what do the devices say?"""
+
+from __future__ import annotations
+
+from kvtop.tui.device_watch import Device
+from kvtop.tui.frame import Frame
+from kvtop.tui.panels.base import TextPanel
+from kvtop.tui.text import clean, percent
+from kvtop.tui.widgets.lines import Line
+
+_GIB = 1 << 30
+
+
+class DevicePanel(TextPanel):
+    """Memory, load, temperature and power of GPU and host, as their own counters report them."""
+
+    TITLE = "GPU and host"
+    QUESTION = "how loaded?"
+    HELP = """\
+As the devices report it, once a second; it is not recorded, and is that
+of now wherever the cursor is. GPU: by NVML, the first device. Host: by
+the operating system; engine is the engine's process, kvtop this one.
+What no device reports is called so."""
+
+    def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        device = self.kvtop.devices.latest()
+        if device is None:
+            return [[("not reported yet", "soft")]]
+        return [*_gpu(device), *_host(device)][:height]
+
+
+def _gpu(device: Device) -> list[Line]:
+    gpu = device.gpu
+    if gpu is None:
+        return [[("GPU   ", "title"), ("not reported: ", "soft"), (clean(device.why_no_gpu), "soft")]]
+    return [
+        [("GPU   ", "title"), (clean(gpu.name), "text")],
+        [
+            *_pair("memory", f"{gpu.used_bytes / _GIB:.1f} of {gpu.total_bytes / _GIB:.1f} GiB"),
+            *_pair("busy", _or(gpu.busy_percent, " %")),
+        ],
+        [*_pair("temperature", _or(gpu.celsius, " C")), *_pair("power", _or(gpu.watts, " W"))],
+    ]
+
+
+def _host(device: Device) -> list[Line]:
+    memory = f"{device.host_used_bytes / _GIB:.1f} of {device.host_total_bytes / _GIB:.1f} GiB"
+    engine = "not reported" if device.engine_bytes is None else f"{device.engine_bytes / _GIB:.2f} GiB"
+    return [
+        [("host  ", "title"), *_pair("busy", percent(device.host_busy, 100)), *_pair("memory", memory)],
+        [*_pair("engine", engine), *_pair("busy", _or(device.engine_busy, " %"))],
+        [*_pair("kvtop", f"{device.own_bytes / _GIB:.2f} GiB"), *_pair("busy", _or(device.own_busy, " %"))],
+    ]
+
+
+def _pair(name: str, value: str) -> Line:
+    return [(f"{name} ", "soft"), (f"{value}  ", "text")]
+
+
+def _or(value: float | None, unit: str) -> str:
+    return "not reported" if value is None else f"{value:.0f}{unit}"

@@ -1,0 +1,90 @@
+"""Queue: who waits, and for what?"""
+
+from __future__ import annotations
+
+from kvtop.state.model import RunState
+from kvtop.state.windows import Waiting, waiting_by_reason
+from kvtop.tui.frame import Frame
+from kvtop.tui.glyphs import USED
+from kvtop.tui.panels.base import TextPanel
+from kvtop.tui.text import clean, fit, plural, seconds, short
+from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.tui.words import wait_reason
+
+REASONS = {
+    "no_blocks": "no blocks",
+    "pinned": "blocks pinned",
+    "no_hole": "no hole",
+    "seats": "no seat",
+    "budget": "token budget",
+    "preempting": "preempting",
+    "head_of_line": "behind head",
+    "fault": "fault",
+    "beams": "beams",
+    "": "not considered",
+}
+"""Reasons to wait, short."""
+
+
+class QueuePanel(TextPanel):
+    """How many wait for what, the oldest of each reason, what would help."""
+
+    TITLE = "Queue"
+    QUESTION = "why waiting?"
+    NUMBERS = (
+        "queue.running", "queue.waiting", "queue.oldest_ns", "latency.queue_p50_ns", "latency.queue_p95_ns",
+        "latency.queue_p99_ns", "latency.queue_n", "run.preemptions", "run.recomputed_tokens",
+    )  # fmt: skip
+    LEADS_TO = "Requests"
+    HELP = """\
+Sequences that wait, by reason, with the oldest of each and its age.
+no blocks    the head of the queue needs more blocks than there are: a
+             larger pool, or shorter prompts, would let it in
+no seat      max_num_seqs sequences run already: more seats would help
+token budget the step's tokens were spent on others
+behind head  the one at the head cannot be admitted, and nobody overtakes
+preempting   a preemption happened in this step: nobody is admitted
+Enter leads to the requests, where each says what it needs."""
+
+    def note(self, frame: Frame) -> Line:
+        state = frame.state
+        running = sum(1 for seq in state.sequences.values() if seq.state == "running")
+        waiting = len(state.sequences) - running
+        seats = state.manifest.get("max_num_seqs")
+        of = f"/{seats:,}" if isinstance(seats, int) else ""
+        line: Line = [(f"{running:,}{of} run", "good" if running else "soft"), ("  ", "")]
+        return [*line, (f"{waiting:,} wait", "warn" if waiting else "soft")]
+
+    def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        state, rows = frame.state, waiting_by_reason(frame.state)
+        out = [_row(row, sum(r.count for r in rows), width) for row in rows[: max(1, height - 2)]]
+        if not rows:
+            out = [[("nobody waits", "soft")]]
+        head = state.sequences.get(state.head_of_line)
+        if head is not None:
+            line: Line = [("head ", "soft"), (fit(clean(head.seq_id), 12).rstrip(), "text"), (": ", "soft")]
+            out.append([*line, (wait_reason(head, state), "warn")])
+        out.append(_preempted(state, width))
+        return out
+
+
+def _row(row: Waiting, total: int, width: int) -> Line:
+    name = REASONS.get(row.reason, clean(row.reason).replace("_", " "))
+    line: Line = [(f"{name:<14}", "soft"), (f"{short(row.count):>5} ", "text")]
+    tail: Line = [(f" {seconds(row.oldest_ns):>6} ", "text"), (fit(clean(row.oldest), 10), "soft")]
+    room = max(0, width - width_of(line) - width_of(tail))
+    length = max(1, row.count * room // total) if room else 0
+    return [*line, (USED * length, "warn"), (" " * (room - length), ""), *tail]
+
+
+def _preempted(state: RunState, width: int) -> Line:
+    count, again = state.totals.get("preemptions", 0), state.totals.get("recomputed_tokens", 0)
+    line: Line = [("preempted ", "soft"), (short(count), "warn" if count else "text")]
+    if count:
+        line += [
+            ("  computed again ", "soft"),
+            (f"{short(again)} tok" if width < 44 else plural(again, "token"), "text"),
+        ]
+    if state.num_rejected:
+        line += [("  rejected ", "soft"), (short(state.num_rejected), "bad")]
+    return line

@@ -1,0 +1,52 @@
+"""Steps: what did each step of the engine do?"""
+
+from __future__ import annotations
+
+from kvtop.state.windows import step_columns
+from kvtop.tui.frame import Frame
+from kvtop.tui.glyphs import bar_chart
+from kvtop.tui.panels.base import TextPanel
+from kvtop.tui.text import duration
+from kvtop.tui.widgets.lines import Line
+
+
+class StepLanePanel(TextPanel):
+    """A column a step, newest right: tokens, what they were, evictions and preemptions, used blocks."""
+
+    TITLE = "Steps"
+    QUESTION = "what did each one do?"
+    NUMBERS = ("throughput.step_ns", "pool.used_blocks")
+    HELP = """\
+A column is one step of the engine, the newest at the right.
+tok   tokens computed; the highest fills the row
+kind  d decodes only   p prompt tokens only   b both   . nothing
+what  X somebody was preempted   E blocks were evicted
+time  how long the step took; used  blocks in use after it"""
+
+    def note(self, frame: Frame) -> Line:
+        taken = frame.state.history.step_ns
+        return [("last step ", "soft"), (duration(taken[-1]), "text")] if taken else []
+
+    def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        room = max(1, width - 5)
+        rows = list(step_columns(frame.state.history, room))
+        pool = frame.state.pool
+        if not rows or pool is None:
+            return [[("no step yet", "soft")]]
+        tokens = bar_chart([float(row[0] + row[1]) for row in rows], room)[0]
+        kinds = "".join(_kind(row[0], row[1]) for row in rows).rjust(room)
+        what = "".join("X" if row[3] else "E" if row[2] else " " for row in rows).rjust(room)
+        taken = bar_chart([float(row[5]) for row in rows], room)[0]
+        used = bar_chart([float(row[4]) for row in rows], room, top=pool.num_blocks)[0]
+        lanes: list[Line] = [
+            [("tok  ", "soft"), (tokens, "prefill")],
+            [("kind ", "soft"), (kinds, "soft")],
+            [("what ", "soft"), (what, "warn")],
+            [("used ", "soft"), (used, "usedchart")],
+            [("time ", "soft"), (taken, "itl")],
+        ]
+        return lanes[:height]
+
+
+def _kind(prefill: int, decode: int) -> str:
+    return "b" if prefill and decode else "p" if prefill else "d" if decode else "."

@@ -1,0 +1,71 @@
+"""Block-seconds, lookups and queue times of the folded state against sums made the slow way."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvtop.engine.events import Event, RequestEvent, StepEvent
+from kvtop.results.recording import read_frames
+from kvtop.state.model import RunState
+from kvtop.state.reduce import reduce
+
+FRAMES = Path(__file__).parents[1] / "tui" / "data" / "frames.msgpack.zst"
+
+
+@cache
+def recorded() -> tuple[Event, ...]:
+    return tuple(event for events in read_frames(FRAMES) for event in events)
+
+
+@cache
+def state_at_the_end() -> RunState:
+    state = RunState()
+    for event in recorded():
+        reduce(state, event)
+    return state
+
+
+def test_block_seconds_are_blocks_held_from_step_to_step():
+    state, sums, since_ns = RunState(), {}, 0
+    for event in recorded():
+        if isinstance(event, StepEvent):
+            for name, seq in state.sequences.items():
+                sums[name] = sums.get(name, 0) + len(seq.held) * (event.t_start_ns - since_ns)
+            since_ns = event.t_start_ns
+        reduce(state, event)
+        assert all(seq.num_held == len(seq.held) for seq in state.sequences.values())
+    assert state.sequences
+    for name, seq in state.sequences.items():
+        assert seq.block_ns(since_ns) == sums.get(name, 0), name
+    assert any(seq.num_preemptions for seq in state.sequences.values())
+
+
+def test_block_seconds_of_sequences_that_ended_are_charged_to_their_tenant():
+    state = state_at_the_end()
+    live = sum(seq.block_ns(state.t_ns) for seq in state.sequences.values())
+    held = sum(
+        e.used_blocks * (f.t_start_ns - e.t_start_ns) for e, f in zip(steps(), steps()[1:], strict=False)
+    )
+    assert list(state.tenant_block_ns) == [""]
+    # Every block counts once for each of its owners: never less than the pool's own use.
+    assert state.tenant_block_ns[""] + live >= held
+
+
+def steps() -> list[StepEvent]:
+    return [event for event in recorded() if isinstance(event, StepEvent)]
+
+
+def test_lookups_and_queue_times_are_those_of_the_requests_themselves():
+    state = state_at_the_end()
+    ended = {e.request_id: e for e in recorded() if isinstance(e, RequestEvent) and e.phase == "finished"}
+    found = {name: (prompt, hit, reason) for _, prompt, hit, reason, name in state.lookups.points}
+    assert ended
+    for name, event in ended.items():
+        assert found[name] == (event.prompt_tokens, event.hit_tokens, event.miss_reason)
+    waits = sorted(value for _, value, _ in state.queue.points)
+    own = [e.t_first_sched_ns - e.t_submit_ns for e in ended.values() if e.t_first_sched_ns is not None]
+    assert len(waits) == len(state.lookups.points)
+    assert all(any(wait == pytest.approx(value) for value in waits) for wait in own)
