@@ -24,6 +24,7 @@ from kvtop.engine.recorder import AnyRecorder, NullRecorder
 from kvtop.engine.scheduler import Scheduler
 from kvtop.engine.sequence import Request, Sequence
 from kvtop.engine.types import (
+    MAX_BRANCHES,
     BlockView,
     Executor,
     ExtraKey,
@@ -342,7 +343,8 @@ class Engine:
         A branch for which there is no seat (or, without paging, no room) waits alone.
 
         Raises:
-            InvalidRequest: not running, still computing its prompt, n no integer >= 2, or the last step failed.
+            InvalidRequest: not running, still computing its prompt, n no integer >= 2, more branches than a request may
+                have, or the last step failed.
         """
         if self._unfinished:
             # A branch would share blocks whose content is still on its way.
@@ -356,6 +358,11 @@ class Engine:
             raise InvalidRequest(f"cannot fork {request_id!r}: its beams fork by themselves")
         if type(n) is not int or n < 2:
             raise InvalidRequest(f"cannot fork {request_id!r} into {n!r}: n is the total and at least 2")
+        if len(seq.request.sequences) + n - 1 > MAX_BRANCHES:
+            raise InvalidRequest(
+                f"cannot fork {request_id!r} into {n}: with the {len(seq.request.sequences)} branches there are, that "
+                f"makes more than {MAX_BRANCHES}"
+            )
         seq.request.num_samples = 1
         children = [self.accountant.fork(seq, self.clock.now_ns()) for _ in range(n - 1)]
         self._register_forks(StepOutput(self.num_steps))

@@ -209,6 +209,7 @@ class Keyframe(Event, frozen=True, tag="key", kw_only=True):
 
 class Paused(Event, frozen=True, tag="paused", kw_only=True):
     t_ns: int
+    reason: str = ""  # of a breakpoint; "": somebody asked for it
 
 
 class Resumed(Event, frozen=True, tag="resumed", kw_only=True):
@@ -296,6 +297,24 @@ class Step(Command, frozen=True, tag="step"):
     count: int = 1
 
 
+class SetBreakpoints(Command, frozen=True, tag="breakpoints"):
+    """Pause when one of these is met (``kvtop.run.breakpoints`` reads them), in place of those set before."""
+
+    breakpoints: list[str]
+
+
+class RunUntil(Command, frozen=True, tag="until"):
+    """Go on, and pause when one of these is met, or a breakpoint."""
+
+    breakpoints: list[str]
+
+
+class SetConfig(Command, frozen=True, tag="config"):
+    """Change ``policy`` (a name) or ``arrival_rate`` (a factor) between two steps; a ``ConfigChanged`` follows."""
+
+    changes: dict[str, Any]
+
+
 class Abort(Command, frozen=True, tag="abort"):
     request_id: str
 
@@ -308,5 +327,5 @@ class Stop(Command, frozen=True, tag="stop"):
     """End the run: rows finished so far are kept, status is ``interrupted``."""
 
 
-AnyCommand = Pause | Resume | Step | Abort | RequestKeyframe | Stop
+AnyCommand = Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | RequestKeyframe | Stop
 decode_command = msgspec.msgpack.Decoder(AnyCommand).decode

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
+from itertools import compress
+from itertools import count as count_from
+from operator import ne
 
 from kvtop.engine.columns import reader
 from kvtop.engine.errors import InvariantError
@@ -193,11 +196,11 @@ class PrefixCache(PublishedBlocks):
         """Chains, each from its last block up: only the first block of each leaves a parent behind."""
         children, num_children = self._children, self.num_children
         parent_keys = [*keys[1:], 0]
-        tops = [i for i, (parent, after) in enumerate(zip(parents, blocks[1:], strict=False)) if parent != after]
+        tops = [*compress(count_from(), map(ne, parents, blocks[1:])), len(blocks) - 1]
         for block in blocks:
             children[block] = None
             num_children[block] = 0
-        for i in (*tops, len(blocks) - 1):
+        for i in tops:
             parent_keys[i] = self._detach_one(blocks[i], keys[i], parents[i])
         return parent_keys
 

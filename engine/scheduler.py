@@ -52,6 +52,16 @@ class Scheduler:
         self._blocking: Sequence | None = None
         self._claimed = 0  # blocks in transfer that somebody waits for in this step
 
+    def set_policy(self, name: str) -> None:
+        """Another queue policy, with its default parameters, from the next step on.
+
+        Raises:
+            UnknownName: it does not exist.
+        """
+        policy, self._context.params = QUEUE.get(name, {})
+        self.waiting.use(policy)
+        self.recorder.decide(("config", f"policy={name}"))
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     def schedule(self, step: int, now_ns: int) -> Plan:

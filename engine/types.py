@@ -29,6 +29,10 @@ NULL_BLOCK = -1
 GREEDY_BELOW = 1e-5
 """A temperature below it is greedy: logits divided by it would leave the numbers that fp64 tells apart."""
 
+MAX_BRANCHES = 1024
+"""Most branches or beams of one request. More than there are seats may be asked for (they wait), but all begin in one
+step, and a step of any length would hold up everybody else."""
+
 ExtraKey = Mapping[str, str | int]
 """Tagged extra key of a request, e.g. ``{"adapter": "x@rev2", "salt": "tenant-7"}``."""
 
@@ -94,7 +98,7 @@ class ResetResult(StrEnum):
 class SamplingParams:
     """How one request is sampled.
 
-    ``temperature`` 0 is greedy, and so is one below ``GREEDY_BELOW`` (1e-5). ``n`` branches share the prompt.
+    ``temperature`` 0 is greedy, and so is one below ``GREEDY_BELOW`` (1e-5). ``n`` branches share the prompt, ``MAX_BRANCHES`` at most.
     ``forced_output`` makes any executor emit these tokens (a recorded answer), so that the next turn of a recorded
     conversation has the same prompt under every policy.
 
@@ -134,6 +138,9 @@ class SamplingParams:
             raise InvalidRequest(f"stop is {self.stop!r}, expected a tuple of texts, none of them empty")
         for name, low in (("max_tokens", 1), ("min_tokens", 0), ("n", 1), ("top_k", 0), ("num_beams", 1)):
             check_integer(InvalidRequest, name, getattr(self, name), low)
+        for name in ("n", "num_beams"):
+            if getattr(self, name) > MAX_BRANCHES:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, expected at most {MAX_BRANCHES} branches")
         check_number(InvalidRequest, "temperature", self.temperature, 0.0, LARGEST, "a finite number >= 0")
         check_number(InvalidRequest, "top_p", self.top_p, SMALLEST, 1.0, "0 < top_p <= 1")
         check_number(InvalidRequest, "length_penalty", self.length_penalty, -10, 10, "a number from -10 to 10")

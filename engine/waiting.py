@@ -42,6 +42,14 @@ class WaitingQueue:
             self._entries = sorted([(rule(seq, context), seq) for _, seq in self._entries])
             self._keys = {seq.seq_id: key for key, seq in self._entries}
 
+    def use(self, policy: Policy[SequenceKey]) -> None:
+        """Order everybody who waits by another policy from now on."""
+        self.policy = policy
+        waiting = [seq for _, seq in self._entries]
+        self._entries, self._keys = [], {}
+        for seq in waiting:
+            self.push(seq)
+
     def head(self) -> Sequence | None:
         return self._entries[0][1] if self._entries else None
 

@@ -40,7 +40,7 @@ DEFAULT_KV_MEMORY_BYTES = 512 * 1024**2  # on a CPU, with neither num_blocks nor
 CPU_SIZES = {"max_batched_tokens": 128, "max_num_seqs": 32}
 DEFAULT_BLOCK_SIZE = EngineConfig(num_blocks=1).block_size
 NULL_NUM_BLOCKS = 1024
-YOUNG_OBJECTS = 50_000  # that may be made between two collections: about 10 MB of decisions
+YOUNG_OBJECTS = 200_000  # that may be made between two collections: about 40 MB of decisions
 NULL_VOCAB_SIZE = 32_000
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from kvtop.cli.bench_report import print_comparison
 from kvtop.cli.bench_runs import EXIT_INTERRUPTED, Bench, BenchResult, open_bench
 from kvtop.cli.plotting import add_plot_options, check_plot_options, plot_options, show_plots
-from kvtop.cli.result_options import add_judging_options, add_run_result_options, comparison_options, run_values
+from kvtop.cli.result_options import (
+    add_judging_options,
+    add_run_result_options,
+    comparison_options,
+    complete_kept,
+    run_values,
+)
 from kvtop.cli.run_options import add_engine_options, add_json, add_workload_options, check_workload, run_spec
 from kvtop.cli.values import count, not_negative, positive
 from kvtop.cli.vary import add_vary_option, variants
@@ -132,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         )
     with open_bench(args, force=args.force) as bench, redirect_stdout(sys.stderr if args.json else sys.stdout):
         result = bench.run(specs, resume=args.resume)
+        if bench.store is None:
+            complete_kept(args, result.outcomes)
         run_dirs = [outcome.run_dir for outcome in result.outcomes if outcome.run_dir is not None]
         comparisons = print_comparison(run_dirs, comparison_options(args))
         plotted = show_plots(args, comparisons, text=not args.json)

@@ -168,6 +168,6 @@ def open_bench(args: argparse.Namespace, *, force: bool) -> Iterator[Bench]:
     if args.ray is None and (local or output.startswith("file://")):
         yield Bench(Path(output.removeprefix("file://")), **common)
         return
-    store = Store(Path(output).resolve().as_uri() if local else output)
+    store = Store(f"file://{Path(output).resolve()}" if local else output)
     with tempfile.TemporaryDirectory(prefix="kvtop-bench-") as mirror:
         yield Bench(Path(mirror), store=store, **common)

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from kvtop.cli.bench import EXIT_INTERRUPTED, add_point_options, make_specs, run_points
 from kvtop.cli.comparison import render
 from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
-from kvtop.cli.result_options import add_judging_options, add_run_result_options, comparison_options
+from kvtop.cli.result_options import (
+    add_judging_options,
+    add_run_result_options,
+    comparison_options,
+    complete_kept,
+)
 from kvtop.cli.run_options import add_engine_options, add_json, add_workload_options
 
 if TYPE_CHECKING:
@@ -125,6 +130,7 @@ def _make_runs(args: argparse.Namespace) -> tuple[int, list[Path]]:
     out_dir = args.output or Path(tempfile.mkdtemp(prefix="kvtop-compare-"))
     with redirect_stdout(sys.stderr):
         result = run_points(specs, out_dir, resume=args.resume, force=args.force)
+        complete_kept(args, result.outcomes)
         if args.output is None:
             print(f"kvtop: the runs are kept in {out_dir}")
     done = [

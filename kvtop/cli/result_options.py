@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtop.cli.values import count_or_zero, one_of
 
 if TYPE_CHECKING:
+    from kvtop.bench import Outcome
     from kvtop.compare import Options
 
 PHASES = ("warmup", "steady", "drain")
@@ -54,6 +56,27 @@ def run_values(args: argparse.Namespace) -> dict[str, Any]:
         "slo": parse_slo(args.slo).texts if args.slo else [],
         "warmup": args.warmup or 0,
     }
+
+
+def complete_kept(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None:
+    """Give runs that were there already what is asked for now: another judgement of their requests, token times.
+
+    Raises:
+        FileError: the disk refuses.
+    """
+    from kvtop.results.judge import judge_run
+    from kvtop.results.manifest import read_manifest
+    from kvtop.results.tokens import write_tokens
+    from kvtop.slo import parse_slo
+
+    slo = parse_slo(args.slo) if args.slo else None
+    for run_dir in (outcome.run_dir for outcome in outcomes if outcome.status == "kept"):
+        if run_dir is None:
+            continue
+        if slo is not None and read_manifest(run_dir).get("slo") != slo.texts:
+            judge_run(run_dir, slo)
+        if args.tokens and not (run_dir / "tokens.parquet").exists():
+            write_tokens(run_dir)
 
 
 def comparison_options(args: argparse.Namespace, *, force: bool = False) -> Options:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from kvtop.engine.engine import Engine
-from kvtop.engine.errors import InvalidRequest, KvtopError
+from kvtop.engine.errors import InvalidRequest, KvtopError, UsageError
 from kvtop.engine.events import (
     Abort,
     Command,
+    ConfigChanged,
     Event,
     Keyframe,
     Notice,
@@ -28,12 +29,17 @@ from kvtop.engine.events import (
     Resume,
     Resumed,
     RunEnded,
+    RunUntil,
+    SetBreakpoints,
+    SetConfig,
     Stalled,
     Step,
     StepEvent,
     Stop,
 )
 from kvtop.engine.types import RequestSpec, Source
+from kvtop.run.breakpoints import Stops
+from kvtop.run.pace import PacedSource
 from kvtop.run.pacing import Pacing
 
 FLUSH_STEPS = 32
@@ -95,13 +101,16 @@ class RunLoop:
         max_ns: int | None = None,
         start_paused: bool = False,
     ) -> None:
-        self.engine, self.source, self.outlets, self.inbox = engine, source, outlets, inbox
+        self.engine, self.outlets, self.inbox = engine, outlets, inbox
+        self.source = PacedSource(source)
         self.max_ns = max_ns
         self.paused = start_paused
         self.num_output_tokens = 0
         self.num_rejected = 0
         self.pacing = Pacing()
         self._steps_left = 0  # while paused: steps still to make
+        self._stops = Stops()
+        self._stop_reason = ""  # of a breakpoint met in the step just made
         self._keyframe_wanted = False
         self._batch: list[Event] = []
         self._batch_steps = 0
@@ -177,6 +186,8 @@ class RunLoop:
                     self.engine.clock.pause()
         else:
             self._empty_steps += 1
+        if self._stop_reason:
+            self._pause(self._stop_reason)
         urgent = self.paused or self._keyframe_wanted
         if urgent or self._batch_steps >= FLUSH_STEPS or time.perf_counter() - self._flushed_s >= FLUSH_S:
             self._flush()
@@ -221,17 +232,18 @@ class RunLoop:
         clock = self.engine.clock
         match command:
             case Pause():
-                self._steps_left = 0
-                clock.pause()
-                if not self.paused:
-                    self.paused = True
-                    self._emit(Paused(t_ns=clock.now_ns()))
+                self._pause("")
             case Resume():
-                self._steps_left = 0
-                if self.paused:
-                    self.paused = False
-                    self._emit(Resumed(t_ns=clock.now_ns()))
-                clock.resume()
+                self._resume()
+            case RunUntil(breakpoints=texts):
+                if self._told_if_wrong(lambda: self._stops.until(texts)):
+                    self._resume()
+            case SetBreakpoints(breakpoints=texts):
+                self._told_if_wrong(lambda: self._stops.set(texts))
+            case SetConfig(changes=changes):
+                for name, value in changes.items():
+                    if self._told_if_wrong(lambda name=name, value=value: self._change(name, value)):
+                        self._emit(ConfigChanged(t_ns=clock.now_ns(), changes={name: value}))
             case Step(count=count):
                 if self.paused and count > 0:
                     self._steps_left += count
@@ -247,6 +259,41 @@ class RunLoop:
                 text = "interrupted; what was finished is kept"
                 self._end = RunEnded(t_ns=clock.now_ns(), status="interrupted", error=text, exit_code=130)
 
+    def _pause(self, reason: str) -> None:
+        """Stop the run and its clock. ``reason``: of a breakpoint; it is told even to one who steps."""
+        self._steps_left, self._stop_reason = 0, ""
+        self._stops.forget_until()
+        self.engine.clock.pause()
+        if not self.paused or reason:
+            self.paused = True
+            self._emit(Paused(t_ns=self.engine.clock.now_ns(), reason=reason))
+
+    def _resume(self) -> None:
+        self._steps_left = 0
+        if self.paused:
+            self.paused = False
+            self._emit(Resumed(t_ns=self.engine.clock.now_ns()))
+        self.engine.clock.resume()
+
+    def _change(self, name: str, value: object) -> None:
+        """One value of the configuration that may change while the run goes on."""
+        match name:
+            case "policy" if isinstance(value, str):
+                self.engine.scheduler.set_policy(value)
+            case "arrival_rate" if isinstance(value, (int, float)):
+                self.source.set_rate(value, self.engine.clock.now_ns())
+            case _:
+                raise UsageError(f"{name} = {value!r} cannot be changed while the run goes on: policy, arrival_rate can")
+
+    def _told_if_wrong(self, action: Callable[[], None]) -> bool:
+        """Do it; what is wrong with it is told to the user, and the run goes on. Whether it was done."""
+        try:
+            action()
+        except KvtopError as error:
+            self._emit(Notice(t_ns=self.engine.clock.now_ns(), text=str(error), level="warning"))
+            return False
+        return True
+
     # -- events --------------------------------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
@@ -257,6 +304,7 @@ class RunLoop:
             self._batch.append(event)
             if isinstance(event, StepEvent):
                 self._batch_steps += 1
+                self._stop_reason = self._stop_reason or self._stops.check(event)
             elif isinstance(event, RequestEvent):
                 self.pacing.fold(event)
                 if event.phase == "finished":

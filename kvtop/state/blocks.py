@@ -73,6 +73,7 @@ def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     _ref(pool, block)
     pool.filled[block] = 0
     pool.owners[block] = [seq_id]
+    pool.since_step[block] = step
     seq = sequences.get(seq_id)
     if seq is not None:
         _append(pool, seq, group, block, position)
@@ -107,6 +108,7 @@ def _copy(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
     if seq is None or seq.table_of(group)[index] != block:
         _ref(pool, block)
         pool.owners[block] = [seq_id]
+        pool.since_step[block] = step
         _disown(pool, other, seq_id)
         _unref(pool, other)
         if seq is not None:
@@ -136,7 +138,9 @@ def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
 
 
 def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, _, _, block, key, parent_key = decision
+    _, seq_id, _, block, key, parent_key = decision
+    seq = sequences.get(seq_id)
+    pool.publisher[block], pool.tenant[block] = seq_id, "" if seq is None else seq.tenant
     if pool.key[block] == key:  # a branch meets a block that its sibling published
         return
     pool.key[block], pool.parent_key[block] = key, parent_key
@@ -233,6 +237,8 @@ def settle(pool: PoolState, num_in_transfer: int) -> None:
             _to_fresh(pool, block)
         else:
             _set_state(pool, block, IDLE)
+            pool.num_released += 1
+            pool.released[block] = pool.num_released
             pool.dirty.add(block)
     for block in transfer:
         if pool.state[block] != IN_TRANSFER:

@@ -37,8 +37,16 @@ def _own(state: RunState, event: StepEvent, decision: Decision) -> None:
 def _lookup(state: RunState, event: StepEvent, decision: Decision) -> None:
     """Also told by the one who evicted the block it missed."""
     _own(state, event, decision)
+    if (seq := state.sequences.get(decision[1])) is not None:
+        state.cache.looked_up(seq, state.pool, decision, event.step)
     if decision[3] == "evicted" and decision[4]:
         _beside(state, event, decision, decision[4])
+
+
+def _admitted(state: RunState, event: StepEvent, decision: Decision) -> None:
+    _own(state, event, decision)
+    if state.pool is not None:
+        state.cache.admitted(decision[1], decision[2], state.pool.block_size)
 
 
 def _preempted(state: RunState, event: StepEvent, decision: Decision) -> None:
@@ -100,6 +108,7 @@ def _given(state: RunState, event: StepEvent) -> Counter[str]:
 
 
 def _ended(state: RunState, event: StepEvent, decision: Decision) -> None:
+    state.cache.ended(decision[1])
     log = _log_of(state, decision[1])
     if log is not None:
         log.num_live -= 1
@@ -119,11 +128,22 @@ def _beside_own(state: RunState, event: StepEvent, decision: Decision) -> None:
 
 
 def _publish(state: RunState, event: StepEvent, decision: Decision) -> None:
-    state.logs.publisher[decision[3]] = decision[1]
+    if state.pool is not None:
+        state.cache.published(state.sequences, state.pool, decision, event.step)
+
+
+def _host_load(state: RunState, event: StepEvent, decision: Decision) -> None:
+    state.cache.loaded[decision[3]] = event.step
+
+
+def _cleared(state: RunState, event: StepEvent, decision: Decision) -> None:
+    state.cache.ghosts.clear()  # the reset would have dropped them, too
 
 
 def _evict(state: RunState, event: StepEvent, decision: Decision) -> None:
-    owner = state.logs.publisher.pop(decision[3], None)
+    if not decision[2]:
+        state.cache.evicted(decision[4], event.step, decision[1])
+    owner = (state.pool.publisher[decision[3]] or None) if state.pool is not None else None
     log = _log_of(state, decision[1])
     if log is not None:
         log.add_eviction(decision, event.step, owner)
@@ -134,8 +154,8 @@ KEEP: dict[str, Keep] = {
     "rejected": _rejected,
     "host_hit": _beside_own,
     "lookup": _lookup,
-    "admitted": _own,
-    "resumed": _own,
+    "admitted": _admitted,
+    "resumed": _admitted,
     "skipped": _skipped,
     "forked": _forked,
     "restarted": _restarted,
@@ -148,6 +168,8 @@ KEEP: dict[str, Keep] = {
     "copy": _beside_own,
     "publish": _publish,
     "evict": _evict,
+    "host_load": _host_load,
+    "cleared": _cleared,
 }
 """Each is called after the decision has been folded into the pool and the sequences."""
 

@@ -9,10 +9,13 @@ from typing import Any
 
 from kvtop.engine.events import RequestEvent, StepEvent
 from kvtop.engine.types import NULL_BLOCK
+from kvtop.state.cache_log import CacheLog
 from kvtop.state.request_logs import Entry, RequestLogs
 
 FRESH, IDLE, USED, IN_TRANSFER = range(4)
 """Values of ``PoolState.state``, in the order fresh, idle, used, in transfer."""
+
+NOT_KNOWN = -1
 
 HISTORY_STEPS = 4096  # steps kept for charts
 LATENCY_WINDOW_NS = 60_000_000_000  # p50/p99 on screen look back this long
@@ -34,10 +37,15 @@ class PoolState:
     published_step: array[int]
     last_use_step: array[int]
     uses: array[int]
+    publisher: list[str]  # sequence that published what is in it; means nothing while ``key`` is None
+    tenant: list[str]  # of the publisher
+    since_step: array[int]  # when it was taken for what is in it; NOT_KNOWN: before the log began
+    released: array[int]  # place in the order in which blocks became idle; 0: before the log began
     counts: list[int]  # blocks by state, indexed like the constants
     dirty: set[int]
     transfer: dict[int, None]  # refcount 0, in order of release, not reusable before their deferred free is due
     now_ns: int = 0  # start of the step being folded
+    num_released: int = 0
 
     @classmethod
     def empty(cls, num_blocks: int, block_size: int) -> PoolState:
@@ -57,6 +65,10 @@ class PoolState:
             published_step=zeros(),
             last_use_step=zeros(),
             uses=zeros(),
+            publisher=[""] * num_blocks,
+            tenant=[""] * num_blocks,
+            since_step=array("q", [NOT_KNOWN]) * num_blocks,
+            released=zeros(),
             counts=[num_blocks, 0, 0, 0],
             dirty=set(range(num_blocks)),
             transfer={},
@@ -90,6 +102,7 @@ class SequenceState:
     num_swapped: int = 0  # computed tokens that wait in host memory
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
     other_tables: list[list[int]] = field(default_factory=list)  # of the KV groups after the first, as they appear
+    tenant: str = ""
     run: Entry | None = None  # of its log: the last tokens it computed
     num_held: int = 0  # blocks in all tables: ``len(held)``, without making the list
     held_since_ns: int = 0  # as many as now
@@ -206,8 +219,10 @@ class RunState:
     lookups: Lookups = field(default_factory=Lookups)
     tenant_block_ns: dict[str, int] = field(default_factory=dict)  # of sequences that have ended
     logs: RequestLogs = field(default_factory=RequestLogs)  # by request, for its explanation
+    cache: CacheLog = field(default_factory=CacheLog)  # lookups, and what evictions cost
     events_dropped: int = 0
     stalled: str = ""
+    paused_by: str = ""  # the breakpoint that paused it
 
     def wait_reason(self, seq: SequenceState) -> tuple[str, str]:
         """Why ``seq`` waits now and on whom: ("", "") when it runs, ``head_of_line`` for all behind the head.

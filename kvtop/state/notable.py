@@ -45,8 +45,8 @@ class Moments:
                 self._add(state, "gap", f"{dropped:,} events dropped")
             case Stalled():
                 self._add(state, "stalled", state.stalled)
-            case Paused() if getattr(event, "reason", ""):
-                self._add(state, "break", getattr(event, "reason", ""))
+            case Paused(reason=reason) if reason:
+                self._add(state, "break", reason)
             case RunEnded(status=status):
                 self._add(state, "end", status)
 

@@ -168,6 +168,7 @@ def _sequence(row: SequenceRow, known: SequenceState | None, now_ns: int) -> Seq
     if known is not None:
         seq.miss_reason, seq.last_itl_ns = known.miss_reason, known.last_itl_ns
         seq.held_ns = known.block_ns(now_ns)
+        seq.tenant = known.tenant
         seq.need_blocks, seq.have_blocks = known.need_blocks, known.have_blocks
         if row.wait_reason == "head_of_line":  # its own reason, if it ever was the head
             seq.wait_reason, seq.wait_blocker = known.wait_reason, known.wait_blocker
@@ -176,10 +177,12 @@ def _sequence(row: SequenceRow, known: SequenceState | None, now_ns: int) -> Seq
 
 def _paused(state: RunState, event: Paused) -> None:
     state.status, state.t_ns = "paused", max(state.t_ns, event.t_ns)
+    state.paused_by = event.reason
 
 
 def _resumed(state: RunState, event: Resumed) -> None:
     state.status, state.t_ns = "running", max(state.t_ns, event.t_ns)
+    state.paused_by = ""
 
 
 def _config_changed(state: RunState, event: ConfigChanged) -> None:
@@ -194,6 +197,7 @@ def _stalled(state: RunState, event: Stalled) -> None:
 def _gap(state: RunState, event: Gap) -> None:
     state.events_dropped += event.dropped
     state.logs.break_off()
+    state.cache.break_off()
 
 
 def _notice(state: RunState, event: Notice) -> None:

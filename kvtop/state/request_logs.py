@@ -137,7 +137,6 @@ class RequestLogs:
     replaced: dict[str, list[RequestLog]] = field(default_factory=dict)  # id in use again before their end was told
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     refusals: deque[Entry] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))  # ``skipped`` of everybody
-    publisher: dict[int, str] = field(default_factory=dict)  # block -> sequence that published what is in it
     full: list[RequestLog] = field(default_factory=list)  # in this step
     given: tuple[StepEvent, Counter[str]] | None = None  # blocks given in the step of the last fork, by sequence
 
@@ -189,7 +188,6 @@ class RequestLogs:
         self.live.clear()
         self.replaced.clear()
         self.refusals.clear()
-        self.publisher.clear()
 
     def resync(self, rows: Iterable[SequenceRow], step: int, arrivals: dict[str, RequestEvent]) -> None:
         """Begin a log for every request of a keyframe that has none."""

@@ -38,6 +38,7 @@ def _arrived(state: RunState, event: StepEvent, decision: Decision, notes: StepN
         num_tokens=num_prompt,
         t_sched_ns=arrival.t_sched_ns if arrival else event.t_start_ns,
         t_submit_ns=arrival.t_submit_ns if arrival else event.t_start_ns,
+        tenant=arrival.tenant if arrival else "",
         held_since_ns=event.t_start_ns,
     )
 
@@ -95,6 +96,7 @@ def _forked(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
         t_first_token_ns=parent.t_first_token_ns,
         t_last_token_ns=parent.t_last_token_ns,
         miss_reason=parent.miss_reason,
+        tenant=parent.tenant,
         high_water=parent.high_water,
         held_since_ns=event.t_start_ns,
     )

@@ -18,6 +18,7 @@ from typing import IO, Any
 import zstandard
 
 from kvtop.engine.events import Event, StepEvent, decode_many, encode
+from kvtop.state.cache_log import CacheLog
 from kvtop.state.model import RunState
 from kvtop.state.request_logs import RequestLogs
 
@@ -35,9 +36,9 @@ def work_of(event: Event) -> int:
 
 
 def freeze(state: RunState) -> bytes:
-    """A copy of ``state`` that later events do not change; without the logs of requests, which are kept once."""
+    """A copy of ``state`` that later events do not change; without the logs, which are kept once."""
     pool = None if state.pool is None else replace(state.pool, dirty=set())
-    return pickle.dumps(replace(state, pool=pool, logs=RequestLogs()), protocol=5)
+    return pickle.dumps(replace(state, pool=pool, logs=RequestLogs(), cache=CacheLog()), protocol=5)
 
 
 def thaw(frozen: bytes) -> RunState:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtop.engine.events import Event, StepEvent
+from kvtop.state.cache_log import CacheLog
 from kvtop.state.model import RunState
 from kvtop.state.notable import Moment, Moments
 from kvtop.state.reduce import reduce
@@ -170,9 +171,10 @@ class Timeline:
         # Forward from where it is, when there is no newer copy of the state to start from.
         if past is None or not forward or past.segment is not segment:
             past = _Past(thaw(self.ring.read(segment)[0]), segment)
-        past.state.logs = RequestLogs()
+        past.state.logs, past.state.cache = RequestLogs(), CacheLog()
         self._fold_until(past, beyond)
         past.state.logs = self.live.logs.until(past.state.step)
+        past.state.cache = self.live.cache.until(past.state.step)
         self._past = past
         self.version += 1
 

@@ -76,8 +76,8 @@ class DeviceWatch:
                 host_total_bytes=memory.total,
                 own_bytes=own.memory_info().rss,
                 own_busy=own.cpu_percent(),
-                engine_bytes=_ask(lambda: engine.memory_info().rss),
-                engine_busy=_ask(lambda: engine.cpu_percent()),
+                engine_bytes=_ask(lambda p=engine: p.memory_info().rss),
+                engine_busy=_ask(lambda p=engine: p.cpu_percent()),
             )
 
     def _engine_of(self, processes: dict[int, Any]) -> Any:

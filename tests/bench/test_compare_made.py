@@ -53,6 +53,12 @@ def test_tokens_objectives_and_warm_up_are_kept_with_a_run(tmp_path: Path, capsy
     assert ok["slo_ok"].to_list() == (ok["ttft_ns"] < 100_000_000).to_list()
     assert requests.sort("t_sched_ns")["phase"].to_list()[:3] == ["warmup"] * 3
     assert pl.read_parquet(run / "tokens.parquet").height == requests["output_tokens"].sum()
+    times = pl.read_parquet(run / "tokens.parquet")
+    (run / "tokens.parquet").unlink()
+    made(tmp_path / "out", "-p", "fcfs", "--num-blocks", "600", "--tokens", "--slo", "ttft<50ms", "--resume")
+    again = pl.read_parquet(run / "requests.parquet").filter(pl.col("status") == "ok")
+    assert again["slo_ok"].to_list() == (ok["ttft_ns"] < 50_000_000).to_list(), "a run that is kept is judged anew"
+    assert pl.read_parquet(run / "tokens.parquet").equals(times)
 
 
 def test_what_is_kept_of_a_run_and_how_it_is_judged_makes_no_other_run() -> None:

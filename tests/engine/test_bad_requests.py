@@ -13,7 +13,7 @@ from engine_helpers import make_engine, steps_until_idle
 from kvtop.engine.api import ConfigError, EngineConfig, InvalidRequest, NullExecutor, RequestSpec, SamplingParams
 from kvtop.engine.beam import BeamState, Pick
 from kvtop.engine.events import RequestEvent
-from kvtop.engine.types import GREEDY_BELOW
+from kvtop.engine.types import GREEDY_BELOW, MAX_BRANCHES
 
 
 class SmallVocabulary(NullExecutor):
@@ -207,6 +207,34 @@ def test_a_fork_takes_a_whole_number_of_branches(n: Any) -> None:
     with pytest.raises(InvalidRequest, match="n is the total and at least 2"):
         engine.fork("a", n)
     assert engine.fork("a", 2) == ["a#1"]
+
+
+@pytest.mark.parametrize("name", ["n", "num_beams"])
+def test_the_branches_of_a_request_are_bounded(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{name: 200_000})
+    one_line(caught.value, name)
+    assert "200000" in str(caught.value)
+    assert str(MAX_BRANCHES) in str(caught.value)
+    SamplingParams(**{name: MAX_BRANCHES})
+
+
+def test_more_branches_than_seats_are_answered_one_after_the_other() -> None:
+    engine = make_engine(8, 4, max_num_seqs=2)
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=3, n=MAX_BRANCHES // 100), request_id="a")
+    finished = [name for out in steps_until_idle(engine) for name in out.finished]
+    assert sorted(finished) == sorted(["a", *(f"a#{i}" for i in range(1, MAX_BRANCHES // 100))])
+
+
+def test_forks_count_towards_the_bound() -> None:
+    engine = make_engine(8, 4)
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=9), request_id="a")
+    engine.step()
+    engine.fork("a", 2)
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_BRANCHES}"):
+        engine.fork("a", MAX_BRANCHES)
+    assert len(engine.fork("a", 3)) == 2
+    engine.check()
 
 
 def choose_by_sorting(state: BeamState, candidates: Any, num_output: int) -> list[Pick]:

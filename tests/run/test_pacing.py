@@ -109,7 +109,7 @@ def test_sends_that_cost_time_do_not_make_the_schedule_slip():
     """200 a second, each of which costs 0.3 ms and a step of 1 ms: relative sleeps would give 159 a second."""
     loop, ended, outlet = run(every(5 * MS, 2_000), send_ns=300_000)
     assert [e.t_sched_ns for e in ended] == [i * 5 * MS for i in range(2_000)]
-    load = load_of(rows_of(ended), "open")
+    load = load_of(rows_of(ended), None, "open")
     assert load.offered_s == pytest.approx(200)
     assert load.realised_s == pytest.approx(200, rel=0.005)
     assert load.lag.mean == pytest.approx(300_000)
@@ -179,7 +179,7 @@ def test_what_comes_before_the_first_arrival_is_nobodys_latency():
     """Five seconds until the first request is due: the schedule and the rates begin with it."""
     _, ended, _ = run([request(i, at_ns=5 * S + i * 100 * MS, out=1) for i in range(100)])
     assert max(lags(ended)) == 0
-    assert load_of(rows_of(ended), "open").offered_s == pytest.approx(10)
+    assert load_of(rows_of(ended), None, "open").offered_s == pytest.approx(10)
 
 
 def test_a_bound_on_time_holds_and_the_backlog_is_told():
@@ -254,15 +254,15 @@ def test_a_users_cycle_is_service_and_think_time_and_the_load_is_users_by_cycle(
     cycles = [e.t_sched_ns - ended[e.parent_request_id].t_sched_ns for e in ended.values() if e.parent_request_id]
     assert len(cycles) == 152
     assert set(cycles) == {8 * S}
-    load = load_of(rows_of(list(ended.values())), "closed")
+    load = load_of(rows_of(list(ended.values())), None, "closed")
     assert load.offered_s == pytest.approx(8 / (6 + 2))
     assert load.closed_loop is True
 
 
 def test_the_same_mean_think_time_is_not_the_same_load_and_is_not_called_so():
     """Service under batching is the same for all, so what differs is the spread of the think times alone."""
-    fixed = load_of(rows_of(list(closed_loop(6.0).values())), "closed")
-    spread = load_of(rows_of(list(closed_loop({"kind": "lognormal", "mean": 6.0, "std": 12.0}).values())), "closed")
+    fixed = load_of(rows_of(list(closed_loop(6.0).values())), None, "closed")
+    spread = load_of(rows_of(list(closed_loop({"kind": "lognormal", "mean": 6.0, "std": 12.0}).values())), None, "closed")
     assert fixed.realised_s is not None
     assert spread.realised_s is not None
     assert abs(spread.realised_s / fixed.realised_s - 1) > 0.01

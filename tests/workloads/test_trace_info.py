@@ -218,6 +218,23 @@ def test_the_published_agent_sessions_have_their_published_figures():
 
 
 @pytest.mark.slow
+def test_the_published_clients_are_read_whole_and_sampled_in_part(capsys: pytest.CaptureFixture[str]):
+    folder = published() / "servegen"
+    windows = [
+        [line.split(",") for line in gzip.decompress(path.read_bytes()).decode().split()]
+        for path in sorted(folder.glob("*-trace.csv.gz"))
+    ]
+    assert [len(rows) for rows in windows] == [2_016] * 3
+    counts = [{int(row[0]): round(float(row[1]) * 600) for row in rows} for rows in windows]
+    assert main(["trace", "info", str(folder)]) == 2
+    assert f"stands for {sum(sum(found.values()) for found in counts):,} requests" in capsys.readouterr().err
+    found = info(capsys, folder, "--start", "751800", "--end", "752400")
+    inside = sum(count for client in counts for start, count in client.items() if start == 751_800)
+    assert found["rows"] == inside
+    assert found["arrivals"]["span_s"] <= 600
+
+
+@pytest.mark.slow
 def test_a_published_trace_is_read_in_seconds_and_little_memory():
     path = published() / "mooncake/conversation_trace.jsonl.gz"
     command = [sys.executable, "-m", "kvtop", "trace", "info", str(path), "--json"]

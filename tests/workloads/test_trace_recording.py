@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +12,7 @@ from trace_files import refused
 from kvtop.cli.main import main
 from kvtop.workloads.formats.registry import load_trace, read_trace
 from kvtop.workloads.load import load_workload
+from kvtop.workloads.sessions import predecessors
 from kvtop.workloads.spec import WorkloadSpec
 
 
@@ -91,6 +93,48 @@ def test_think_times_are_from_the_recorded_end_of_the_turn_before(tmp_path: Path
     assert [row.think_ns for row in trace.rows] == [None, 2000, None, 2000]
     (tmp_path / "run.json").write_text('{"replay": "open"}')
     assert {row.think_ns for row in read_trace(path).rows} == {None}
+
+
+def test_a_sub_agent_and_the_parent_that_waited_for_it_wait_again(tmp_path: Path):
+    path = table(
+        tmp_path / "requests.parquet",
+        t_sched_ns=[0, 2000, 9000],
+        t_done_ns=[1000, 7000, 9500],
+        session_id=["a", "a/x", "a"],
+        turn=[1, 1, 2],
+        parent_request_id=["", "r0", "r1"],
+    )
+    rows = read_trace(path).rows
+    assert [row.think_ns for row in rows] == [None, 1000, 2000]
+    assert [row.after for row in rows] == [(), (("a", 1),), (("a/x", 1),)]
+    assert predecessors(rows) == {1: (0,), 2: (0, 1)}
+
+
+def test_serving_a_recorded_agent_session_sends_every_call_when_it_was_sent(tmp_path: Path):
+    calls = [
+        {
+            "t": t,
+            "type": "n",
+            "in": 40 * i + 100,
+            "out": 6,
+            "hash_ids": list(range((40 * i + 100) // 32)),
+            "think_time": 0.5,
+        }
+        for i, t in enumerate((0.0, 8.0, 9.0))
+    ]
+    agent = {
+        "t": 4.0,
+        "type": "subagent",
+        "agent_id": "x",
+        "duration_ms": 3500,
+        "requests": [calls[0], {**calls[1], "t": 1.0}],
+    }
+    source = tmp_path / "trace_1.json"
+    source.write_text(json.dumps({"id": "s", "block_size": 32, "requests": [calls[0], agent, *calls[1:]]}))
+    first = recorded(str(source), tmp_path / "first")
+    again = recorded(str(first), tmp_path / "again")
+    assert requests(again).drop("hit_tokens").equals(requests(first).drop("hit_tokens"))
+    assert pl.read_parquet(first / "requests.parquet")["t_sched_ns"].n_unique() == 5  # one waits for the other
 
 
 def test_a_request_that_did_not_end_well_is_as_long_as_it_asked_for(tmp_path: Path):

@@ -124,15 +124,22 @@ def _row(record: dict[str, Any], table: Path, ids: dict[str, tuple[int, ...]], b
 
 
 def _linked(rows: list[Row], records: list[dict[str, Any]]) -> list[Row]:
-    """Turns that came after the end of the one before wait for it."""
-    ended: dict[str, tuple[int, int | None]] = {}  # by session: last turn, ns of its end
+    """Turns that came after the end of the one before, or of the request that made them due, wait for it."""
+    last: dict[str, tuple[int, int | None]] = {}  # by session: last turn, ns of its end
+    ended: dict[str, tuple[str, int, int | None]] = {}  # by request: session, turn, ns of its end
     linked = []
     for row, record in zip(rows, records, strict=True):
         if row.session_id:
-            turn, end_ns = ended.get(row.session_id, (-1, None))
-            if end_ns is not None and row.turn > turn and record["t_sched_ns"] >= end_ns:
-                row = msgspec.structs.replace(row, think_ns=record["t_sched_ns"] - end_ns)
-            ended[row.session_id] = row.turn, record.get("t_done_ns")
+            due_ns, done_ns = record["t_sched_ns"], record.get("t_done_ns")
+            turn, end_ns = last.get(row.session_id, (-1, None))
+            ends = [end_ns] if end_ns is not None and row.turn > turn else []
+            session, number, parent_end_ns = ended.get(record.get("parent_request_id") or "", ("", 0, None))
+            after = ((session, number),) if session not in ("", row.session_id) and parent_end_ns is not None else ()
+            ends += [parent_end_ns] if after and parent_end_ns is not None else []
+            if ends and max(ends) <= due_ns:
+                row = msgspec.structs.replace(row, think_ns=due_ns - max(ends), after=after)
+            last[row.session_id] = row.turn, done_ns
+            ended[record["request_id"]] = row.session_id, row.turn, done_ns
         linked.append(row)
     return linked
 

@@ -27,8 +27,7 @@ class TitleRule(Lines):
             left += [(" — ", rule), (question, "soft")]
         left += [(" ", "")]
         right = [(" ", ""), *note, (" ─", rule)] if note else []
-        if right and width_of(left) + width_of(right) > width:
-            left = [("─ ", rule), (title, "focus" if focused else "title"), (" ", "")]
+        right = right if width_of(left) + width_of(right) <= width else []
         self.set_lines([cut(spread(left, right, width, ("─", rule)), width)])
 
 

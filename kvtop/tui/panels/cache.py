@@ -37,9 +37,6 @@ being computed   a running request is at it: a moment later it is a hit
 other salt       the same tokens under another key (adapter, tenant)
 logprobs asked   of the prompt: all of it is computed"""
 
-    def note(self, frame: Frame) -> Line:
-        return [(f"evicted {short(frame.state.totals.get('evictions', 0))}", "text")]
-
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         state = frame.state
         totals = state.totals
@@ -52,14 +49,15 @@ logprobs asked   of the prompt: all of it is computed"""
         out: list[Line] = [[*first, (f" of {short(queried)} tokens", "soft")]]
         hits = recent_hits(state)
         if hits.num_lookups:
-            minute: Line = [("last minute ", "soft"), (percent(hits.found_tokens, hits.prompt_tokens), "text")]
+            minute: Line = [("last 60 s   ", "soft"), (percent(hits.found_tokens, hits.prompt_tokens), "text")]
             requests = percent(hits.num_with_hits, hits.num_lookups)
-            out.append([*minute, (f"  in {requests} of {short(hits.num_lookups)} requests", "soft")])
+            out.append([*minute, ("  requests ", "soft"), (requests, "text")])
         if host := self._host(frame):
             out.insert(1, host)
         for reason, tokens in hits.missed.items():
             out.append(_miss(reason, tokens, hits.missed_tokens, width))
-        return out[:height]
+        evicted: Line = [("evicted ", "soft"), (short(totals.get("evictions", 0)), "text")]
+        return [*out[: height - 1], evicted]
 
     def _host(self, frame: Frame) -> Line:
         """What the host tier adds, where there is one: its hits, then how full it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from textwrap import fill, indent
 
 from textual import on
 from textual.app import ComposeResult
@@ -14,7 +15,7 @@ from kvtop.tui.text import clean
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
 from kvtop.tui.widgets.lines import Line
 
-EVERY_S = 1.0  # at most so often: the rules look through a minute of steps
+_SHARE = 20  # the rules, which look through a minute of steps, take at most one part in so many of the time
 _COLUMNS = [Column("", 1), Column("finding", 0)]
 
 
@@ -25,10 +26,10 @@ class FindingsPanel(Panel):
     QUESTION = "what is wrong?"
     HELP = "\n".join(
         [
-            f"At most {MOST}, the weightiest first; none where nothing is wrong. Enter leads to the",
-            "evidence. The rules:",
+            f"At most {MOST}, the weightiest first; none where nothing is wrong. Enter",
+            "leads to the evidence. The rules:",
         ]
-        + [f"{name}\n    {' '.join(meaning.split())}" for name, meaning in rules()]
+        + [f"{name}\n{indent(fill(' '.join(meaning.split()), 66), '    ')}" for name, meaning in rules()]
     )
 
     def __init__(self) -> None:
@@ -46,9 +47,12 @@ class FindingsPanel(Panel):
     def show_frame(self, frame: Frame) -> None:
         state, now_s = frame.state, time.monotonic()
         made = (id(state), state.version)
-        if made != self._made and (now_s >= self._next_s or made[0] != self._made[0]):
+        if made != self._made and now_s >= self._next_s:
             self._found = {finding.rule: finding for finding in findings(state)}
-            self._made, self._next_s = made, now_s + EVERY_S
+            self._made, taken_s = made, time.monotonic() - now_s
+            self._next_s = now_s + _SHARE * taken_s
+        elif made != self._made:  # there may be no further frame to do it with
+            self.set_timer(self._next_s - now_s + 0.01, self.redraw)
         table = self.query_one(LineTable)
         table.empty_text = "nothing found" if state.last_step is not None else "nothing to judge yet"
         table.set_rows(list(self._found), lambda rule: _cells(self._found[rule]))

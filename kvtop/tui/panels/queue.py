@@ -46,26 +46,23 @@ behind head  the one at the head cannot be admitted, and nobody overtakes
 preempting   a preemption happened in this step: nobody is admitted
 Enter leads to the requests, where each says what it needs."""
 
-    def note(self, frame: Frame) -> Line:
-        state = frame.state
-        running = sum(1 for seq in state.sequences.values() if seq.state == "running")
-        waiting = len(state.sequences) - running
-        seats = state.manifest.get("max_num_seqs")
-        of = f"/{seats:,}" if isinstance(seats, int) else ""
-        line: Line = [(f"{running:,}{of} run", "good" if running else "soft"), ("  ", "")]
-        return [*line, (f"{waiting:,} wait", "warn" if waiting else "soft")]
-
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         state, rows = frame.state, waiting_by_reason(frame.state)
-        out = [_row(row, sum(r.count for r in rows), width) for row in rows[: max(1, height - 2)]]
-        if not rows:
-            out = [[("nobody waits", "soft")]]
+        out = [_counts(state)]
+        room = max(1, height - 3)
+        out += [_row(row, sum(r.count for r in rows), width) for row in rows[:room]]
         head = state.sequences.get(state.head_of_line)
         if head is not None:
-            line: Line = [("head ", "soft"), (fit(clean(head.seq_id), 12).rstrip(), "text"), (": ", "soft")]
-            out.append([*line, (wait_reason(head, state), "warn")])
-        out.append(_preempted(state, width))
-        return out
+            out.append([(fit(clean(head.seq_id), 12).rstrip(), "text"), (" ", ""), (wait_reason(head, state), "warn")])
+        return [*out[: height - 1], _preempted(state, width)]
+
+
+def _counts(state: RunState) -> Line:
+    running = sum(1 for seq in state.sequences.values() if seq.state == "running")
+    waiting, seats = len(state.sequences) - running, state.manifest.get("max_num_seqs")
+    of = f"/{seats:,}" if isinstance(seats, int) else ""
+    line: Line = [("running ", "soft"), (f"{running:,}{of}", "good" if running else "text")]
+    return [*line, ("  waiting ", "soft"), (f"{waiting:,}" if waiting else "nobody", "warn" if waiting else "text")]
 
 
 def _row(row: Waiting, total: int, width: int) -> Line:

@@ -83,6 +83,8 @@ class HeaderBar(Lines):
             return [(clean(state.stalled), "warn")], True
         if state.events_dropped:
             return [(f"{state.events_dropped:,} events dropped: this screen was too slow", "warn")], True
+        if state.paused_by:
+            return [(f"stopped at {clean(state.paused_by)}", "warn")], True
         if state.notice:
             style = {"warning": "warn", "error": "bad"}.get(state.notice_level, "soft")
             return [(clean(state.notice), style)], style != "soft"
