@@ -45,6 +45,9 @@ class WaitingQueue:
     def use(self, policy: Policy[SequenceKey]) -> None:
         """Order everybody who waits by another policy from now on."""
         self.policy = policy
+        self._context.memo.clear()
+        if policy.prepare is not None:
+            policy.prepare(self, self._context)
         waiting = [seq for _, seq in self._entries]
         self._entries, self._keys = [], {}
         for seq in waiting:

@@ -112,13 +112,17 @@ DEFAULTS = Options()
 
 def compare_paths(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Comparison]:
     """Load and compare runs and directories of runs. A single directory with several workloads gives one
-    comparison a workload; a run in a directory that cannot be read is left out, and a note says so.
+    comparison a workload; a run in a directory that cannot be read is left out, and a note says so. The table of runs
+    that lies beside them (``results/*`` of a shell names it too) is passed over.
 
     Raises:
         UsageError: no run, or runs that cannot be compared and are not forced.
     """
+    from kvtop.results.runs_table import RUNS_NAME
+
     runs: list[RunSummary] = []
     left_out: list[str] = []
+    paths = [path for path in paths if path.name != RUNS_NAME] or paths
     for path in paths:
         loaded, failed = _load(path, options)
         runs += loaded

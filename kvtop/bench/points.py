@@ -21,7 +21,7 @@ VIRTUAL_EXECUTORS = ("null", "sim")
 ORPHAN_S = 5.0  # a run whose bench was killed writes its last rows, and is gone
 POLL_S = 0.1
 
-WORKLOAD_SETTINGS = ("limit", "time_scale", "length_scale", "too_long", "replay")
+WORKLOAD_SETTINGS = ("limit", "time_scale", "length_scale", "too_long", "replay", "arrival_rate")
 """What makes another workload of one of the same name; keys of run.json too."""
 
 _FIELDS = msgspec.structs.fields(EngineConfig)
@@ -38,7 +38,11 @@ def point_label(spec: RunSpec) -> str:
 
 
 def point_labels(specs: Sequence[RunSpec]) -> list[str]:
-    """``point_label`` of each, and whatever else tells apart those of one policy, workload and allocator."""
+    """``point_label`` of each, and whatever else tells apart those of one policy, workload and allocator.
+
+    Two labels are equal only where the points are: what no setting tells apart (a cost model's constants) has the id
+    of its run's directory.
+    """
     plain = [point_label(msgspec.structs.replace(spec, replicate=0)) for spec in specs]
     labels = []
     for spec, name in zip(specs, plain, strict=True):
@@ -48,7 +52,11 @@ def point_labels(specs: Sequence[RunSpec]) -> list[str]:
         labels.append(
             " ".join([name, *(text for text in told if text), *([f"r{spec.replicate}"] * (spec.replicate > 0))])
         )
-    return labels
+    ids = [run_dir_name(spec).rpartition("-")[2] for spec in specs]
+    owners: dict[str, set[str]] = {}
+    for label, own_id in zip(labels, ids, strict=True):
+        owners.setdefault(label, set()).add(own_id)
+    return [f"{label} {own_id}" if len(owners[label]) > 1 else label for label, own_id in zip(labels, ids, strict=True)]
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:

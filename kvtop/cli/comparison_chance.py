@@ -26,8 +26,9 @@ def by_replicates(comparison: Comparison, names: Names, width: int) -> list[str]
             header = [title, "pairs", "change", "95 % interval", "p", "p (Holm)"]
             lines += ["", fitted([_test_row(test) for test in found.tests], header, width)]
     if lines:
-        num_tests = sum(len(found.tests) for found in comparison.statistics)
-        lines.append(f"  paired t-intervals of log ratios or differences; Holm over {num_tests} primary metrics")
+        num_adjusted = sum(test.p_holm is not None for found in comparison.statistics for test in found.tests)
+        rule = f"; Holm over {num_adjusted} tests" if num_adjusted else ""
+        lines.append(f"  primary metrics: paired t on log ratios or differences{rule}")
     return lines
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kvtop.cli.bench import make_specs, print_json
 from kvtop.cli.bench_runs import EXIT_INTERRUPTED, Bench, open_bench
 from kvtop.cli.result_options import comparison_options
+from kvtop.cli.terminal import interruptible
 from kvtop.cli.text import format_ns, percent, significant, table
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run_search(args: argparse.Namespace) -> int:
     with open_bench(args, force=args.force) as bench, redirect_stdout(sys.stderr if args.json else sys.stdout):
         bench.quiet = True
         code = _Rounds(search, found, bench, args.resume, comparison_options(args)).run()
-        print(render(search, found))
+        print(render(search, found, finished=code != EXIT_INTERRUPTED))
     if args.json:
         from kvtop.bench.find_rate import as_json
 
@@ -75,17 +76,22 @@ class _Rounds:
         self.name = f"{FILE_NAME}-{_identity(search, found, judging)}.json"
 
     def run(self) -> int:
+        """The exit code; what is known is on disk, whenever it ends."""
         code = 0
-        while True:
-            wanted = [(each, rate) for each in self.found if (rate := self.search.next_rate(each)) is not None]
-            if not wanted or code == EXIT_INTERRUPTED:
-                break
-            code = self._round(wanted) or code
-            self._save(finished=False)
+        try:
+            with interruptible():
+                while wanted := self._wanted():
+                    code = self._round(wanted) or code
+                    if code == EXIT_INTERRUPTED:
+                        break
+                    self._save(finished=False)
+        except KeyboardInterrupt:  # between two rounds
+            code = EXIT_INTERRUPTED
         self._save(finished=code != EXIT_INTERRUPTED)
-        if not code and not all(candidate.bracket.low for candidate in self.found):
-            code = 1
-        return code
+        return code if code or all(candidate.bracket.low for candidate in self.found) else 1
+
+    def _wanted(self) -> list[tuple[Candidate, float]]:
+        return [(each, rate) for each in self.found if (rate := self.search.next_rate(each)) is not None]
 
     def _round(self, wanted: list[tuple[Candidate, float]]) -> int:
         from kvtop.results.rundir import run_dir_name
@@ -135,7 +141,7 @@ def _identity(search: Search, found: Sequence[Candidate], judging: Options) -> s
     return content_hash([asked, points], 8)
 
 
-def render(search: Search, found: Sequence[Candidate]) -> str:
+def render(search: Search, found: Sequence[Candidate], *, finished: bool = True) -> str:
     """The answers, then every rate that was tried, for each candidate."""
     objectives = ", ".join(map(str, search.objectives))
     first = found[0].specs[0]
@@ -145,6 +151,8 @@ def render(search: Search, found: Sequence[Candidate]) -> str:
     header = ["", "requests/s", "fails at", "tightest at that rate", "rates tried", "runs"]
     answers = table([_answer(search, candidate) for candidate in found], header=header)
     notes = [note for candidate in found for note in _notes(search, candidate)]
+    if not finished:
+        notes.insert(0, "interrupted: the search is not finished (--resume goes on from here)")
     tried = [f"{candidate.label}\n{_tried(search, candidate)}" for candidate in found if candidate.trials]
     return "\n\n".join([f"{head}\n{answers}", *(["\n".join(notes)] if notes else []), *tried])
 
@@ -161,7 +169,7 @@ def _answer(search: Search, candidate: Candidate) -> list[str]:
     runs = sum(len(trial.runs) for trial in candidate.trials.values())
     return [
         candidate.label,
-        "none" if bracket.low is None else _rate(bracket.low),
+        _rate(bracket.low) if bracket.low is not None or not candidate.trials else "none",
         "-" if bracket.high is None else _rate(bracket.high),
         tightest,
         str(len(candidate.trials)),

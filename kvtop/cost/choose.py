@@ -18,7 +18,6 @@ from kvtop.presets import gpu_name, gpu_preset
 
 DEFAULT_GPU = "h100-80gb"
 DEFAULT_MODEL = "llama-3.1-8b"
-UTILISATION = 0.9
 CPU_SIZES = {"max_batched_tokens": 128, "max_num_seqs": 32}  # what the torch executor takes on a CPU
 GPU_SIZES = {"max_batched_tokens": 8192, "max_num_seqs": 256}  # what servers on such GPUs start with
 KV_BYTES_WITHOUT_GPU = 512 * 2**20  # as the torch executor takes on a CPU

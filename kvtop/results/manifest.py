@@ -79,6 +79,7 @@ def build_manifest(
         "clock": clock,
         "length_scale": spec.workload.length_scale,
         "too_long": spec.workload.too_long,
+        "arrival_rate": spec.workload.arrival_rate,
         "num_requests": num_requests,
         "max_seconds": spec.max_seconds,
         "concurrent_points": spec.concurrent_points,

@@ -58,7 +58,7 @@ def write_tables(
         for builder in (rows, steps, decisions):
             builder.write(run_id)
     if manifest.get("tokens"):
-        write_tokens(run_dir)
+        write_tokens(run_dir, run_id)
     ended = tables.ended
     manifest["status"] = status or (ended.status if ended is not None else "interrupted")
     manifest["error"] = ended.error if ended is not None else ""

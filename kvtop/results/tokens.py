@@ -42,8 +42,10 @@ class TokenRows:
                 yield self._run_id, self._index.get(request_id), branch, index, event.t_done_ns, event.step
 
 
-def write_tokens(run_dir: str | os.PathLike[str]) -> int:
+def write_tokens(run_dir: str | os.PathLike[str], run_id: str | None = None) -> int:
     """Derive ``tokens.parquet`` from the recording of a run that has ended; returns the number of rows.
+
+    ``run_id`` None: as its manifest says.
 
     Raises:
         UsageError: there is no recording.
@@ -52,7 +54,8 @@ def write_tokens(run_dir: str | os.PathLike[str]) -> int:
     run_dir = Path(run_dir)
     if not (run_dir / FRAMES_NAME).exists():
         raise UsageError(f"{run_dir}: times of tokens are in its recording, and there is no {FRAMES_NAME}")
-    run_id = str(read_manifest(run_dir)["run_id"])
+    if run_id is None:
+        run_id = str(read_manifest(run_dir)["run_id"])
     rows, count = TokenRows(run_id), 0
     with TableBuilder("tokens", run_dir) as table:
         for events in read_frames(run_dir / FRAMES_NAME):

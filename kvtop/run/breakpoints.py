@@ -1,5 +1,7 @@
-"""Where a run is to stop: what happens (``preempt``, ``evict``, ...), to whom (``request r7``, ``block 12``), or a level
-that is crossed (``fresh<64``). Evaluated in the engine's process after every step, so that nothing runs on meanwhile."""
+"""Where a run is to stop: what happens (``preempt``), to whom (``request r7``), or a level crossed (``fresh<64``).
+
+Evaluated in the engine's process after every step, so that nothing runs on meanwhile.
+"""
 
 from __future__ import annotations
 

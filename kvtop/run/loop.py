@@ -39,7 +39,7 @@ from kvtop.engine.events import (
 )
 from kvtop.engine.types import RequestSpec, Source
 from kvtop.run.breakpoints import Stops
-from kvtop.run.pace import PacedSource
+from kvtop.run.paced_source import PacedSource
 from kvtop.run.pacing import Pacing
 
 FLUSH_STEPS = 32
@@ -283,7 +283,9 @@ class RunLoop:
             case "arrival_rate" if isinstance(value, (int, float)):
                 self.source.set_rate(value, self.engine.clock.now_ns())
             case _:
-                raise UsageError(f"{name} = {value!r} cannot be changed while the run goes on: policy, arrival_rate can")
+                raise UsageError(
+                    f"{name} = {value!r} cannot be changed while the run goes on: policy, arrival_rate can"
+                )
 
     def _told_if_wrong(self, action: Callable[[], None]) -> bool:
         """Do it; what is wrong with it is told to the user, and the run goes on. Whether it was done."""

@@ -101,6 +101,7 @@ class SequenceState:
     last_itl_ns: int | None = None
     num_swapped: int = 0  # computed tokens that wait in host memory
     high_water: int = 0  # positions below it were computed or cached before: computing them again is recomputation
+    recomputed: int = 0  # positions computed again so far
     other_tables: list[list[int]] = field(default_factory=list)  # of the KV groups after the first, as they appear
     tenant: str = ""
     run: Entry | None = None  # of its log: the last tokens it computed
@@ -154,6 +155,8 @@ class History:
     preemptions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     step: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    start_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
+    waiting_reason: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))  # of the head of the queue
 
 
 @dataclass(slots=True)
@@ -173,6 +176,25 @@ class Samples:
         points, limit = self.points, now_ns - LATENCY_WINDOW_NS
         while points and points[0][0] < limit:
             points.popleft()
+
+
+@dataclass(slots=True)
+class PreemptedGaps:
+    """Gaps between tokens that hold a preemption: (t_ns, gap_ns, sequence), as long as latency samples."""
+
+    points: deque[tuple[int, int, str]] = field(default_factory=deque)
+    away: dict[str, int] = field(default_factory=dict)  # sequence without blocks -> when its last token came
+
+    def back(self, sequences: dict[str, SequenceState], t_ns: int) -> None:
+        """At the end of a step: whoever emitted in it is back."""
+        for seq_id, before_ns in list(self.away.items()):
+            seq = sequences.get(seq_id)
+            if seq is not None and seq.t_last_token_ns == t_ns:
+                self.points.append((t_ns, t_ns - before_ns, seq_id))
+            if seq is None or seq.t_last_token_ns == t_ns:
+                del self.away[seq_id]
+        while self.points and self.points[0][0] < t_ns - LATENCY_WINDOW_NS:
+            self.points.popleft()
 
 
 @dataclass(slots=True)
@@ -216,6 +238,7 @@ class RunState:
     ttft: Samples = field(default_factory=Samples)
     itl: Samples = field(default_factory=Samples)
     queue: Samples = field(default_factory=Samples)  # submission to first admission
+    preempted_gaps: PreemptedGaps = field(default_factory=PreemptedGaps)
     lookups: Lookups = field(default_factory=Lookups)
     tenant_block_ns: dict[str, int] = field(default_factory=dict)  # of sequences that have ended
     logs: RequestLogs = field(default_factory=RequestLogs)  # by request, for its explanation

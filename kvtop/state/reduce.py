@@ -63,6 +63,8 @@ def _step(state: RunState, event: StepEvent) -> None:
             keep(state, event, decision)
     if event.emitted:
         fold_emitted(state, event.emitted, event.t_done_ns)
+        if state.preempted_gaps.away:
+            state.preempted_gaps.back(sequences, event.t_done_ns)
     for seq_id in notes.ended:  # only now: their last tokens are in ``emitted``
         seq = sequences.pop(seq_id, None)
         if seq is not None:
@@ -113,6 +115,8 @@ def _remember(state: RunState, event: StepEvent) -> None:
     history.preemptions.append(event.preemptions)
     history.finished.append(event.finished)
     history.step.append(event.step)
+    history.start_ns.append(event.t_start_ns)
+    history.waiting_reason.append(event.waiting_reason)
 
 
 def _request(state: RunState, event: RequestEvent) -> None:
@@ -167,7 +171,7 @@ def _sequence(row: SequenceRow, known: SequenceState | None, now_ns: int) -> Seq
     seq.num_held, seq.held_since_ns = len(seq.held), now_ns
     if known is not None:
         seq.miss_reason, seq.last_itl_ns = known.miss_reason, known.last_itl_ns
-        seq.held_ns = known.block_ns(now_ns)
+        seq.held_ns, seq.recomputed = known.block_ns(now_ns), known.recomputed
         seq.tenant = known.tenant
         seq.need_blocks, seq.have_blocks = known.need_blocks, known.have_blocks
         if row.wait_reason == "head_of_line":  # its own reason, if it ever was the head

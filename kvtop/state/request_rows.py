@@ -51,7 +51,7 @@ class LiveRow:
 
     @property
     def tenant(self) -> str:
-        return self.arrival.tenant if self.arrival else ""
+        return self.seq.tenant
 
     @property
     def klass(self) -> str:

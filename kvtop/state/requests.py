@@ -112,6 +112,7 @@ def _restarted(state: RunState, event: StepEvent, decision: Decision, notes: Ste
     if old is not None and new is not None:
         new.cached_tokens, new.num_preemptions, new.run = old.cached_tokens, old.num_preemptions, old.run
         new.held_ns, new.held_since_ns = old.block_ns(event.t_start_ns), event.t_start_ns
+        new.recomputed = old.recomputed
 
 
 def _chosen(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
@@ -138,6 +139,7 @@ def fold_chunk(state: RunState, event: StepEvent, decision: Decision, notes: Ste
     else:
         new = max(0, end - seq.high_water)
         notes.recomputed += count - new
+        seq.recomputed += count - new
     notes.computed += new
     if new:
         seq.high_water = end
@@ -161,6 +163,8 @@ def _preempted(state: RunState, event: StepEvent, decision: Decision, notes: Ste
         seq.num_swapped = 0 if decision[4] else seq.num_computed  # nothing lost: it waits in host memory
         seq.num_computed = 0
         seq.wait_reason = seq.wait_blocker = ""
+        if seq.t_last_token_ns is not None:
+            state.preempted_gaps.away.setdefault(seq.seq_id, seq.t_last_token_ns)
 
 
 def _ended(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:

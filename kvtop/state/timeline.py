@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvtop.engine.events import Event, StepEvent
 from kvtop.state.cache_log import CacheLog
+from kvtop.state.event_log import EventLog
 from kvtop.state.model import RunState
 from kvtop.state.notable import Moment, Moments
 from kvtop.state.reduce import reduce
@@ -42,6 +43,7 @@ class Timeline:
         self.live = RunState()
         self.ring = ring if ring is not None else Ring()
         self.moments = Moments()
+        self.log = EventLog()
         self.version = 0
         self.speed: float | None = None  # the past plays at so many seconds a second
         self._past: _Past | None = None
@@ -68,6 +70,7 @@ class Timeline:
             self.ring.append(event)
         reduce(self.live, event)
         self.moments.fold(self.live, event)
+        self.log.fold(self.live, event)
 
     # Cursor --------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from textual.app import App
 from textual.binding import Binding
 from textual.screen import Screen
 
-from kvtop.engine.events import Command, Pause, Resume, Step
+from kvtop.engine.events import Command, Pause, Resume, RunUntil, SetBreakpoints, Step
+from kvtop.run.breakpoints import FORMS, parse_breakpoint
 from kvtop.state.model import RunState
 from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
@@ -23,7 +24,8 @@ from kvtop.tui.feed import Feed, Session, StartableSession
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
-from kvtop.tui.screens.base import FrameScreen
+from kvtop.tui.screens.ask import AskScreen
+from kvtop.tui.screens.base import FrameScreen, PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
 from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
@@ -31,6 +33,7 @@ from kvtop.tui.theme import THEME
 
 CTRL_C_WINDOW_S = 1.0
 STOP_TIMEOUT_S = 5.0
+NEXT_EVENT = ("preempt", "evict", "reject")
 _SCREENS = Binding.Group("screens", compact=True)
 
 
@@ -57,6 +60,8 @@ class KvtopApp(App[None]):
         Binding("p", "pause", "pause", tooltip="pause the engine; its clock stops too"),
         Binding("p", "resume", "resume", tooltip="let a paused engine go on"),
         Binding("n", "step", "next step", tooltip="one engine step, while paused"),
+        Binding("N", "until", "next event", tooltip="run to the next preemption, eviction or refusal"),
+        Binding("b", "breakpoint", show=False, tooltip="have the engine stop somewhere: preempt, request r7, fresh<64"),
         Binding("E", "failure", "error", tooltip="the error and traceback of a failed run"),
         Binding("colon", "command_palette", show=False, key_display=":", tooltip="every action by name (or Ctrl+P)"),
         Binding("question_mark,f1", "help", "help", key_display="?", tooltip="help on this screen"),
@@ -81,6 +86,7 @@ class KvtopApp(App[None]):
         self.timeline = Timeline(Ring(None) if replay else None)
         self.feed = Feed(session, self.timeline)
         self.devices = DeviceWatch(lambda: getattr(session, "pid", None))
+        self.breakpoints: list[str] = []
         self.selected: dict[str, str | int] = {}  # kind of thing (request, block, prefix) -> which one was chosen last
         self._native: deque[str] = native if native is not None else deque(maxlen=1)
         self._sharing = Sharing()
@@ -242,8 +248,6 @@ class KvtopApp(App[None]):
 
     def _show_selected(self, entry: ScreenEntry, kind: str, id: str | int) -> None:
         """Once the screen has drawn: it knows its rows and its size then."""
-        from kvtop.tui.screens.base import PanelScreen
-
         screen = self._screen_of(entry)
         if isinstance(screen, PanelScreen):
             screen.call_after_refresh(screen.show_selection, kind, id)
@@ -256,8 +260,10 @@ class KvtopApp(App[None]):
         match action:
             case "pause":
                 return status == "running" and not self.is_replay
-            case "resume" | "step":
+            case "resume" | "step" | "until":
                 return status == "paused" and not self.is_replay
+            case "breakpoint":
+                return status in ("running", "paused") and not self.is_replay
             case "failure":
                 return status == "failed"
         return True
@@ -278,6 +284,26 @@ class KvtopApp(App[None]):
     def action_step(self) -> None:
         self.timeline.go_live()
         self._send(Step(1))
+
+    def action_until(self) -> None:
+        """Breakpoints stop it too."""
+        self.timeline.go_live()
+        self._send(RunUntil(list(NEXT_EVENT)))
+
+    def set_breakpoints(self, texts: list[str]) -> None:
+        self.breakpoints = list(dict.fromkeys(texts))
+        self._send(SetBreakpoints(self.breakpoints))
+
+    def action_breakpoint(self) -> None:
+        screen = self.screen
+        value = screen.suggest_breakpoint() if isinstance(screen, PanelScreen) else ""
+        self.push_screen(AskScreen("Stop at", FORMS, value or "preempt", parse_breakpoint), self._add_breakpoint)
+
+    def _add_breakpoint(self, text: str | None) -> None:
+        if text:
+            self.set_breakpoints([*self.breakpoints, text])
+            self.notify(f"stops at {text}", timeout=2, markup=False)
+            self._show(force=True)
 
     def action_failure(self) -> None:
         if not isinstance(self.screen, FailureScreen):

@@ -48,6 +48,11 @@ class Feed:
         """There are events that have not been folded yet."""
         return bool(self._pending)
 
+    @property
+    def lag(self) -> int:
+        """How many."""
+        return len(self._pending)
+
     def fold_pending(self, budget_s: float = FOLD_BUDGET_S) -> None:
         """Fold what the session has, for ``budget_s`` at most."""
         began, deadline = time.thread_time(), time.monotonic() + budget_s

@@ -110,3 +110,13 @@ def test_labels_name_what_makes_another_workload() -> None:
         for scale in ("1.0", "0.5")
         for replay in ("open", "closed")
     ]
+
+
+def test_points_that_no_setting_tells_apart_have_their_id() -> None:
+    spec = RunSpec(workload=WorkloadSpec(name="default"), executor="null")
+    slower = msgspec.structs.replace(spec, executor_params={"step_time_ns": 20_000_000})
+    first, second, again = point_labels([spec, slower, spec])
+    assert first == again
+    assert first != second
+    assert second == f"fcfs default {run_dir_name(slower).rpartition('-')[2]}"
+    assert point_labels([spec, spec]) == ["fcfs default"] * 2

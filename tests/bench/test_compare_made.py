@@ -33,6 +33,7 @@ def test_runs_that_are_made_are_compared_gated_and_listed_beside_each_other(
     (found,) = json.loads(capsys.readouterr().out)
     assert [column["label"] for column in found["columns"]] == ["fcfs", "sjf"]
     assert found["gates"][0]["failed"] is True
+    assert main(["compare", *(str(path) for path in sorted(tmp_path.iterdir()))]) == 0, "as a shell writes results/*"
     table = pl.read_parquet(tmp_path / "runs.parquet")
     assert table["run_dir"].to_list() == [run.name for run in find_runs(tmp_path)]
     assert table["run_id"].to_list() == [read_manifest(run)["run_id"] for run in find_runs(tmp_path)]

@@ -161,9 +161,10 @@ def test_the_table_names_intervals_and_adjusted_p(base: RunSummary) -> None:
     rows = {line.split("  ")[0]: line for line in text.split("lpm against fcfs")[1].splitlines() if line}
     assert "-20.3 %" in rows["TTFT p50"]
     assert "< 0.001" in rows["TTFT p50"]
-    assert "Holm over 4 primary metrics" in text
+    assert "Holm over 4 tests" in text
     assert "This run only" not in text, "replicates say more"
     assert max(map(len, text.splitlines())) <= 80
+    assert "Holm over" not in render(pair(base, BEFORE[:4], AFTER[:4]))
 
 
 def test_what_is_declared_primary_is_tested(base: RunSummary) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bench_process import run_dirs, write_trace
+from bench_process import kvtop, run_dirs, start, write_trace
 
 from kvtop.cli.main import main
 
@@ -110,6 +113,27 @@ def test_what_no_rate_can_meet_is_a_measured_failure(tmp_path: Path, capsys: pyt
     assert "none" in text
     assert "no rate that was tried passed" in text
     assert "10.0 ms (-100.0 %)" in text
+
+
+def test_an_interrupted_search_says_so_and_goes_on(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", [(10 * i, 16, 100) for i in range(150)])
+    words = ["bench", "-w", str(trace), *ONE_SERVER, "--find-rate", "ttft_p99<2s", "--max-rates", "2"]
+    words += ["-o", str(tmp_path / "out")]
+    process = start(words)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("find-rate-*.json")):  # there after the first rate
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted: the search is not finished" in out
+    (kept,) = (tmp_path / "out").glob("find-rate-*.json")
+    found = json.loads(kept.read_text())
+    assert (found["finished"], found["candidates"][0]["num_rates"]) == (False, 1)
+    assert "150 / 150" in kvtop(*words, "--resume", code=1).stdout  # 10 ms apart and 1 s each: both rates fail
+    found = json.loads(kept.read_text())
+    assert (found["finished"], found["candidates"][0]["num_rates"]) == (True, 2)
 
 
 @pytest.mark.parametrize(

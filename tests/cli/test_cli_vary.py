@@ -86,7 +86,7 @@ def test_a_value_written_twice_is_one_variant() -> None:
     ("words", "says"),
     [
         ("--vary prefix-cashing=on", "unknown --vary key 'prefix-cashing'; did you mean 'prefix-caching'?"),
-        ("--vary limit=3,4", "unknown --vary key 'limit'"),
+        ("--vary limits=3,4", "unknown --vary key 'limits'; did you mean 'limit'?"),
         ("--vary block-size", "--vary 'block-size': expected KEY=V1,V2"),
         ("--vary block-size=8,", "--vary 'block-size=8,': expected KEY=V1,V2"),
         ("--vary prefix-caching=yes", "--vary prefix-caching: 'yes' is neither on nor off"),

@@ -34,7 +34,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 MEASURES = ("TTFT", "TPOT", "E2E")
 FITTED = ("matrices", "cache", "step_ns")
 LIMITS = ((0.05, 1.0), (0.05, 1.0), (1e4, 2e7))
-EVALUATIONS = 40
+EVALUATIONS = 60
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from result_runs import events_of, make_engine, record, specs
+from result_runs import events_of, make_engine, manifest_of, record, specs
 
 from kvtop.engine.errors import UsageError
+from kvtop.engine.events import RunStarted
 from kvtop.results.builder import TableBuilder
 from kvtop.results.files import FileError
 from kvtop.results.load import open_run
 from kvtop.results.manifest import read_manifest, write_manifest
+from kvtop.results.recording import FRAMES_NAME, FrameWriter
 from kvtop.results.rundir import prepare_run_dir
 from kvtop.results.runs_table import read_runs, write_runs
 from kvtop.results.schema import RUNS, TOKENS
@@ -86,6 +88,19 @@ def test_token_times_need_a_recording(tmp_path: Path) -> None:
     (run_dir / "frames.msgpack.zst").unlink()
     with pytest.raises(UsageError, match=r"no frames\.msgpack\.zst"):
         write_tokens(run_dir)
+
+
+def test_token_times_that_were_asked_for_survive_a_lost_manifest(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    manifest = manifest_of() | {"tokens": True}
+    with FrameWriter(run_dir / FRAMES_NAME) as writer:
+        writer.write([RunStarted(run_id=str(manifest["run_id"]), manifest=manifest)])
+        writer.write(events_of(make_engine(), specs(3)))
+    run = open_run(run_dir)
+    assert run.tokens is not None
+    assert run.tokens.collect()["run_id"].unique().to_list() == [manifest["run_id"]]
+    assert run.manifest["status"] == "interrupted"
 
 
 def test_a_run_again_leaves_no_table_of_the_one_before(tmp_path: Path) -> None:

@@ -38,8 +38,10 @@ def folded(step: int) -> RunState:
 
 
 def comparable(state: RunState) -> dict:
-    """Everything but the logs, and which blocks have changed since somebody looked."""
-    fields = {name: getattr(state, name) for name in RunState.__slots__ if name not in ("logs", "pool", "sequences")}
+    """Everything but the logs of requests, and which blocks have changed since somebody looked."""
+    apart = ("logs", "cache", "pool", "sequences")
+    fields = {name: getattr(state, name) for name in RunState.__slots__ if name not in apart}
+    fields["cache"] = list(state.cache.lookups), list(state.cache.regrets)
     pool = {name: getattr(state.pool, name) for name in PoolState.__slots__ if name != "dirty"}
     pool["owners"] = [sorted(names) for names in pool["owners"]]
     sequences = {

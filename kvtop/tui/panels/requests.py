@@ -2,61 +2,77 @@
 
 from __future__ import annotations
 
+import time
+
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.widgets import Input
 
-from kvtop.engine.events import RequestEvent
-from kvtop.state.model import RunState, SequenceState
+from kvtop.engine.errors import UsageError
+from kvtop.state.filters import EVERYTHING, Filter, grammar, parse_filter
+from kvtop.state.request_rows import DONE, Row, ended_rows, live_rows
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
-from kvtop.tui.text import clean, duration, seconds, short
-from kvtop.tui.widgets.line_table import Cell, Column, LineTable
-from kvtop.tui.widgets.lines import Line
-from kvtop.tui.words import activity
+from kvtop.tui.request_columns import BY_KEY, COLUMNS, SORTS, cells_of, sorted_rows
+from kvtop.tui.text import clean, plural
+from kvtop.tui.widgets.line_table import Cell, LineTable
+from kvtop.tui.widgets.lines import Line, Lines, cut
 
-_COLUMNS = [
-    Column("request", 10),
-    Column("state", 7),
-    Column("age", 6, "right"),
-    Column("prompt", 6, "right"),
-    Column("output", 8, "right"),
-    Column("TTFT", 7, "right", 130),
-    Column("last ITL", 8, "right", 130),
-    Column("preempted", 9, "right", 100),
-    Column("cached", 6, "right"),
-    Column("computed", 9, "right", 76),
-    Column("blocks", 6, "right"),
-    Column("doing / why", 0),
-]
-_STATES = {"running": ("running", "good"), "waiting": ("waiting", "warn"), "preempted": ("preempt", "bad")}
-_DONE = "\x00done:"  # ids of finished rows; no live id holds a NUL on the screen
+RESORT_S = 2.0  # at most so often does the order change under somebody's cursor
 
 
 def request_of(row_id: str) -> tuple[str, bool]:
     """Which request or branch a row of the table stands for, and whether it has ended."""
-    return row_id.removeprefix(_DONE), row_id.startswith(_DONE)
+    return row_id.removeprefix(DONE), row_id.startswith(DONE)
 
 
 class RequestsPanel(Panel):
-    """Running sequences first, then the queue, then what finished last."""
+    """All sequences that live and those requests that ended last: ordered, filtered, only what is seen is made."""
 
     TITLE = "Requests"
     QUESTION = "who runs, who waits, why?"
-    HELP = """\
+    BINDINGS = [
+        Binding("s", "sort(1)", "sort", key_display="s", tooltip="order by the next column (or click on its title)"),
+        Binding("S", "reverse", show=False, key_display="S", tooltip="the other way round"),
+        Binding("slash,f3", "filter", "filter", key_display="/", tooltip="show some: tenant:acme why:evicted wait>1s"),
+        Binding("h", "hide", "ended", tooltip="hide requests that have ended, or show them"),
+    ]
+    HELP = f"""\
 A row is a sequence (branches of a request: r7, r7#1, ...): running ones,
-then the queue in order of arrival, then what finished last.
-age        since the request was due (finished: until it ended)
-prompt     its tokens; cached: of them, found in the cache at admission
+then the queue in order of arrival, then what ended last.
+age        since the request was due (ended: until then)
 output     tokens so far / at most
-computed   positions computed / tokens known now
-blocks     blocks it holds, shared ones included
-preempted  how often it lost its blocks
-A waiting row says what it needs, what there is, and who is in the way.
-w tells the whole life of the selected one: why it waited and for whom,
-where its prefix match ended, what a preemption cost it."""
+hit        of its prompt, found in the cache at its first admission
+blocks     it holds; shared: of them, held by others too
+tail       slots of its last block that hold nothing
+blk·s      blocks times seconds it has held them
+queue      until the first step that computed a token of it
+ITL        its last gap between tokens (ended: the longest); TPOT: the mean
+ETA        until its token limit at the pace of its last gap
+pre, redo  how often it lost its blocks; tokens computed again
+A waiting row says what it needs, what there is now (fresh + idle - promised)
+and, for the head of the queue, when that is enough: as soon as those named
+have run to their token limit. It is an estimate; they may stop earlier.
+w tells the whole life of the selected one, Enter draws it.
+
+/ filters; all terms hold: tenant:acme why:evicted wait>1s hit<10 !state:done
+A bare word is part of an id; ! negates a word; * stands for any letters.
+{grammar()}"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter: Filter = EVERYTHING
+        self.sort, self.is_reversed, self.hides_ended = "", False, False
+        self._error = ""
+        self._order: list[str] = []  # ids as last sorted
+        self._sorted_s = 0.0
+        self._num_rows = (0, 0)  # shown, there
 
     def compose_body(self) -> ComposeResult:
-        yield LineTable(_COLUMNS, id="requests")
+        yield Lines(id="picked")
+        yield Input(id="filter", placeholder="tenant:acme why:evicted wait>1s hit<10 state:waiting", compact=True)
+        yield LineTable([c.column for c in COLUMNS], id="requests", opens="life")
 
     @property
     def table(self) -> LineTable:
@@ -73,17 +89,150 @@ where its prefix match ended, what a preemption cost it."""
             line += [(f"  {state.num_rejected:,} rejected", "bad")]
         return line
 
+    # Rows ----------------------------------------------------------------------------------------------------
+
     def show_frame(self, frame: Frame) -> None:
         state = frame.state
-        running = [i for i, seq in state.sequences.items() if seq.state == "running"]
-        waiting = [i for i, seq in state.sequences.items() if seq.state != "running"]
-        done = {f"{_DONE}{event.request_id}": event for event in reversed(state.finished)}
-        self.table.empty_text = "no requests yet" if state.status in ("starting", "running") else "no requests"
-        self.table.set_rows([*running, *waiting, *done], lambda row: _cells(row, state, done))
+        rows: list[Row] = list(live_rows(state))
+        if not self.hides_ended:
+            rows += ended_rows(state)
+        kept = self.filter.keep(rows)
+        self._num_rows = (len(kept), len(rows))
+        by_id = {row.id: row for row in kept}
+        ids = self._ordered(kept, by_id)
+        self.table.empty_text = self._nothing(frame, len(rows))
+        self.table.mark_columns(self._marks())
+        self.table.set_rows(ids, lambda row_id: _cells(by_id.get(row_id)))
+        self._show_picked()
+
+    def _ordered(self, kept: list[Row], by_id: dict[str, Row]) -> list[str]:
+        """Ids in order. While somebody is in the table, rows that are there change places every RESORT_S at most."""
+        now_s = time.monotonic()
+        if self.sort and self.table.has_focus and self._order and now_s - self._sorted_s < RESORT_S:
+            known = set(self._order)
+            ids = [row_id for row_id in self._order if row_id in by_id]
+            ids += [row.id for row in kept if row.id not in known]
+        else:
+            ids = [row.id for row in sorted_rows(kept, self.sort, self.is_reversed)]
+            self._sorted_s = now_s
+        self._order = ids
+        return ids
+
+    def _nothing(self, frame: Frame, num_rows: int) -> str:
+        if num_rows:
+            return "no request is like that"
+        return "no requests yet" if frame.state.status in ("starting", "running") else "no requests"
+
+    def _marks(self) -> dict[int, str]:
+        if not self.sort:
+            return {}
+        column = BY_KEY[self.sort]
+        return {COLUMNS.index(column): "▲" if column.rising != self.is_reversed else "▼"}
+
+    def _show_picked(self) -> None:
+        """What is shown of what there is, and in which order; what is wrong with the filter."""
+        line: Line = []
+        shown, there = self._num_rows
+        if self._error:
+            line = [(" ", ""), (clean(self._error), "bad")]
+        elif self.filter.text:
+            line = [
+                (" filter ", "soft"),
+                (clean(self.filter.text), "text"),
+                (f"  {shown:,} of {plural(there, 'row')}", "soft"),
+            ]
+        if self.sort and not self._error:
+            direction = ", reversed" if self.is_reversed else ""
+            line += [("  order ", "soft"), (f"{self.sort}{direction}", "text")]
+        if self.hides_ended and not self._error:
+            line += [("  ended ones hidden", "soft")]
+        picked = self.query_one("#picked", Lines)
+        picked.display = bool(line)
+        picked.set_lines([cut(line, picked.size.width or self.size.width)])
+
+    def _changed(self) -> None:
+        self._order = []
+        self.redraw()
+
+    # Keys ----------------------------------------------------------------------------------------------------
+
+    def action_sort(self, direction: int) -> None:
+        """The next column that can be seen."""
+        shown = {COLUMNS[i].key for i, _, _ in self.table._shown()}
+        keys = [key for key in SORTS if not key or key in shown]
+        place = keys.index(self.sort) if self.sort in keys else 0
+        self.sort, self.is_reversed = keys[(place + direction) % len(keys)], False
+        self._changed()
+
+    def action_reverse(self) -> None:
+        self.is_reversed = not self.is_reversed
+        self._changed()
+
+    def action_hide(self) -> None:
+        self.hides_ended = not self.hides_ended
+        self._changed()
+
+    def action_filter(self) -> None:
+        box = self.query_one(Input)
+        box.display, box.value = True, self.filter.text
+        box.focus()
+
+    def set_filter(self, text: str) -> None:
+        """Show what ``text`` asks for; what cannot be read is told, and the filter stays as it was."""
+        try:
+            self.filter, self._error = parse_filter(text), ""
+        except UsageError as error:
+            self._error = str(error)
+        self._changed()
+
+    @on(Input.Changed)
+    def _on_typed(self, event: Input.Changed) -> None:
+        event.stop()
+        if event.input.display:
+            self.set_filter(event.value)
+
+    @on(Input.Submitted)
+    def _on_entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not self._error:
+            self._close_box()
+
+    def leave_filter(self) -> bool:
+        """Esc: out of the box, then without a filter. False: there is neither."""
+        if self.query_one(Input).display:
+            self._error = ""
+            self._close_box()
+        elif self.filter.tests:
+            self.set_filter("")
+        else:
+            return False
+        return True
+
+    def _close_box(self) -> None:
+        self.query_one(Input).display = False
+        self.table.focus()
+        self.redraw()
+
+    @on(LineTable.HeaderClicked)
+    def _on_header(self, event: LineTable.HeaderClicked) -> None:
+        event.stop()
+        key = COLUMNS[event.column].key
+        if BY_KEY[key].order is None:
+            return
+        self.is_reversed = self.sort == key and not self.is_reversed
+        self.sort = key
+        self._changed()
+
+    # Selection -----------------------------------------------------------------------------------------------
 
     def select(self, name: str) -> None:
-        """Select the live row of ``name``, or the one of a finished request."""
-        self.table.select(name if name in self.table.ids else f"{_DONE}{name}")
+        """Select the live row of ``name``, or the one of a finished request; a filter that hides it goes."""
+        for _ in range(2):
+            row_id = name if name in self.table.ids else f"{DONE}{name}"
+            if row_id in self.table.ids or not self.filter.tests:
+                self.table.select(row_id)
+                return
+            self.set_filter("")
 
     def selected_request(self) -> tuple[str, bool] | None:
         """Which request or branch is selected, and whether it has ended."""
@@ -96,74 +245,5 @@ where its prefix match ended, what a preemption cost it."""
             self.kvtop.choose("request", request_of(event.row_id)[0])
 
 
-def _cells(row: str, state: RunState, done: dict[str, RequestEvent]) -> list[Cell]:
-    seq = state.sequences.get(row)
-    if seq is not None:
-        return _live_cells(seq, state)
-    event = done.get(row)
-    return _done_cells(event) if event is not None else []
-
-
-def _live_cells(seq: SequenceState, state: RunState) -> list[Cell]:
-    plain = "text" if seq.state == "running" else "soft"
-    ttft = None if seq.t_first_token_ns is None else seq.t_first_token_ns - seq.t_sched_ns
-    num_held = seq.num_held
-    holds = num_held > 0
-    return [
-        (clean(seq.seq_id), "strong" if seq.state == "running" else "text"),
-        _STATES.get(seq.state, (clean(seq.state), "soft")),
-        (seconds(state.t_ns - seq.t_sched_ns), plain),
-        (_count(seq.num_prompt), plain),
-        (f"{_count(seq.num_tokens - seq.num_prompt)}/{_count(seq.max_tokens)}", plain),
-        (duration(ttft), plain),
-        (duration(seq.last_itl_ns), plain),
-        (_count(seq.num_preemptions), "warn" if seq.num_preemptions else "faint"),
-        (_count(seq.cached_tokens) if holds else "", plain if seq.cached_tokens else "faint"),
-        (f"{_count(seq.num_computed)}/{_count(seq.num_tokens)}" if holds else "", plain),
-        (_count(num_held) if holds else "", plain),
-        (activity(seq, state), "soft" if seq.state == "running" else "warn"),
-    ]
-
-
-def _done_cells(event: RequestEvent) -> list[Cell]:
-    end = event.t_done_ns if event.t_done_ns is not None else event.t_ns
-    ttft = None if event.t_first_token_ns is None else event.t_first_token_ns - event.t_sched_ns
-    cells = [
-        clean(event.request_id),
-        "done",
-        seconds(end - event.t_sched_ns),
-        _count(event.prompt_tokens),
-        f"{_count(event.output_tokens)}/{_count(event.requested_output_tokens * event.n)}",
-        duration(ttft),
-        "",
-        _count(event.num_preemptions),
-        "" if event.hit_tokens is None else _count(event.hit_tokens),
-        "",
-        "",
-        _ending(event),
-    ]
-    style = "bad" if event.finish_reason in ("rejected", "failed") else "faint"
-    return [(text, style if i in (1, 11) else "faint") for i, text in enumerate(cells)]
-
-
-def _ending(event: RequestEvent) -> str:
-    """How a request ended, in words."""
-    match event.finish_reason:
-        case "stop":
-            return "ended by itself"
-        case "length":
-            return "reached its token limit"
-        case "capacity":
-            return "pool too small to go on"
-        case "aborted":
-            return "aborted"
-        case "rejected":
-            return f"rejected: {clean(event.error)}" if event.error else "rejected"
-        case "failed":
-            return f"failed: {clean(event.error)}" if event.error else "failed"
-        case other:
-            return clean(other or "finished")
-
-
-def _count(number: int) -> str:
-    return str(number) if number < 100_000 else short(number)
+def _cells(row: Row | None) -> list[Cell]:
+    return [] if row is None else cells_of(row)

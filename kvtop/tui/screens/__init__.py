@@ -28,6 +28,7 @@ SCREENS: tuple[ScreenEntry, ...] = (
     ScreenEntry("1", "Overview", "kvtop.tui.screens.overview:OverviewScreen"),
     ScreenEntry("2", "Block map", "kvtop.tui.screens.blocks:BlocksScreen", shows=("block",)),
     ScreenEntry("4", "Requests", "kvtop.tui.screens.requests:RequestsScreen", shows=("request",)),
+    ScreenEntry("8", "Events", "kvtop.tui.screens.events:EventsScreen"),
 )
 
 

@@ -17,6 +17,7 @@ from textual.screen import Screen
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel, panel_of
 from kvtop.tui.text import plural, whole
+from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import HeaderBar, status_span
 from kvtop.tui.widgets.key_bar import KeyBar
 from kvtop.tui.widgets.lines import Line, Lines, cut
@@ -252,6 +253,13 @@ class PanelScreen(FrameScreen):
         panel = self.focused_panel
         if panel is not None and self._frame is not None:
             self.app.push_screen(ExplainScreen(panel, self._frame.state))
+
+    def suggest_breakpoint(self) -> str:
+        """What ``b`` offers here ("": nothing in particular)."""
+        if isinstance(self.focused, BlockMap):
+            return f"block {self.focused.cursor}"
+        told = self.told()
+        return f"request {told[0]}" if told is not None and not told[1] else ""
 
     def told(self) -> tuple[str, bool] | None:
         """Of which request ``w`` tells the life, and whether it has ended. None: of nobody."""

@@ -66,11 +66,18 @@ class LineTable(DrawnWidget, can_focus=True):
             self.row_id = row_id
             super().__init__()
 
-    class Selected(Message):
-        """Another row is selected, or the same one was chosen again."""
+    class HeaderClicked(Message):
+        """A click on the title of a column."""
 
-        def __init__(self, row_id: str | None) -> None:
-            self.row_id = row_id
+        def __init__(self, column: int) -> None:
+            self.column = column
+            super().__init__()
+
+    class Selected(Message):
+        """Another row is selected, or the same one was chosen again. ``by_hand``: by a key or a click."""
+
+        def __init__(self, row_id: str | None, by_hand: bool = False) -> None:
+            self.row_id, self.by_hand = row_id, by_hand
             super().__init__()
 
     def __init__(self, columns: list[Column], *, id: str | None = None, opens: str = "", header: bool = True) -> None:
@@ -81,6 +88,7 @@ class LineTable(DrawnWidget, can_focus=True):
         self.selected: str | None = None
         self.top = 0
         self.empty_text = ""
+        self.marks: dict[int, str] = {}  # column -> what stands behind its title
         self._cells_of: Callable[[str], list[Cell]] = lambda _: []
         self._index: dict[str, int] = {}
         self._drawn: dict[int, tuple[object, Strip]] = {}  # screen row -> what it was made of
@@ -160,8 +168,9 @@ class LineTable(DrawnWidget, can_focus=True):
 
     def _header(self) -> Strip:
         line: Line = [(" ", "")]
-        for _, column, width in self._shown():
-            line += [(fit(column.title, width, column.align), "faint"), (" " * gap(self.size.width), "")]
+        for i, column, width in self._shown():
+            title, style = column.title + self.marks.get(i, ""), "title" if i in self.marks else "faint"
+            line += [(fit(title, width, column.align), style), (" " * gap(self.size.width), "")]
         return self.strip_of(line, self.size.width)
 
     def _row(self, content: tuple[list[Cell], str] | None) -> Strip:
@@ -185,20 +194,20 @@ class LineTable(DrawnWidget, can_focus=True):
 
     # Selection -----------------------------------------------------------------------------------------------
 
-    def select(self, row_id: str) -> None:
+    def select(self, row_id: str, *, by_hand: bool = False) -> None:
         if row_id in self._index:
-            self._select(row_id)
+            self._select(row_id, by_hand)
             self._scroll_to_selected()
             self.clear_rows()
             self.refresh()
 
-    def _select(self, row_id: str | None) -> None:
+    def _select(self, row_id: str | None, by_hand: bool = False) -> None:
         self.selected = row_id
-        self.post_message(self.Selected(row_id))
+        self.post_message(self.Selected(row_id, by_hand))
 
     def _move_to(self, index: int) -> None:
         if self.ids:
-            self.select(self.ids[max(0, min(index, len(self.ids) - 1))])
+            self.select(self.ids[max(0, min(index, len(self.ids) - 1))], by_hand=True)
 
     def action_move(self, by: int) -> None:
         self._move_to(self._index.get(self.selected or "", -1 if by > 0 else 0) + by)
@@ -234,6 +243,20 @@ class LineTable(DrawnWidget, can_focus=True):
             index = self.top + event.y - self.top_rows
             if index < len(self.ids):
                 self._move_to(index)
+            return
+        end = 1
+        for i, _, width in self._shown():
+            end += width + gap(self.size.width)
+            if event.x < end:
+                self.post_message(self.HeaderClicked(i))
+                return
+
+    def mark_columns(self, marks: dict[int, str]) -> None:
+        """Put these behind the titles."""
+        if marks != self.marks:
+            self.marks = marks
+            self._drawn.pop(0, None)
+            self.refresh_rows([0])
 
     def on_mouse_scroll_down(self) -> None:
         self._scroll_by(3)
