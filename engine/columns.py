@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from operator import itemgetter
 from typing import Any
 
-Reader = Callable[[list[Any]], tuple[Any, ...]]
+Reader = Callable[[Seq[Any]], tuple[Any, ...]]
 
 
 def reader(blocks: Seq[int]) -> Reader:

@@ -153,6 +153,85 @@ class RequestEvent(Event, frozen=True, tag="req", kw_only=True):
     error: str = ""  # rejected or failed: one line
 
 
+class Observed(Event, frozen=True, kw_only=True):
+    """Something seen of an attached server, in place of a step: ``step`` counts what was seen, from 1."""
+
+    step: int
+    t_ns: int
+
+    @property
+    def t_done_ns(self) -> int:
+        """As of a step: when it was over."""
+        return self.t_ns
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Cumulative since the server's start. ``bounds``: upper ends, the last one +Inf; ``counts``: samples up to each."""
+
+    bounds: list[float]
+    counts: list[float]
+    total: float | None  # sum of the samples; None: not reported
+
+
+class EngineSample(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine of a server reports, under kvtop's names (``kvtop.attach.names``); what is absent is left out.
+
+    ``broken``: names whose value was no number (NaN, infinite, unreadable), with what stood there.
+    """
+
+    engine: str
+    model: str
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    histograms: dict[str, Histogram]
+    info: dict[str, str] = {}
+    broken: dict[str, str] = {}
+
+
+class Sample(Observed, frozen=True, tag="sample", kw_only=True):
+    """One look at the metrics of ``server``. ``problem`` says why there is nothing to show ("": ``engines`` has it)."""
+
+    server: str
+    kind: str = ""  # vllm or sglang
+    problem: str = ""
+    engines: list[EngineSample] = []
+    took_ns: int = 0  # from asking to having it parsed
+    started: float | None = None  # process_start_time_seconds
+
+
+class KvStream(msgspec.Struct, frozen=True, array_like=True):
+    """How far the events of one rank are known. Counts are since kvtop listens."""
+
+    source: str  # endpoint
+    rank: int
+    last_seq: int
+    num_messages: int
+    num_events: int
+    num_lost: int  # messages that were published and never seen, not even by asking again
+    num_replayed: int  # messages that were asked for again, and came
+    num_cached: int  # blocks of this rank, on all tiers
+    num_orphans: int  # of them, stored under a parent that is not known
+    partial: str = ""  # why the tree is not all of it ("": it is)
+    lag_ns: int | None = None  # published to folded into the tree, by the two machines' clocks; None: they disagree
+    problem: str = ""
+    tiers: dict[str, int] = {}  # blocks by medium
+
+
+class KvEvents(Observed, frozen=True, tag="kv", kw_only=True):
+    """Blocks that a server stored and removed, as decisions on a logical pool: one block for each (rank, hash).
+
+    The decisions are ``alloc``, ``publish``, ``free`` of a stored block, ``evict`` of a removed one, ``unpublish`` of
+    one forgotten by a reset. ``tokens`` (key, token ids) is filled only where that was asked for.
+    """
+
+    decisions: list[Decision] = []
+    stored: int = 0  # blocks on the device
+    removed: int = 0
+    streams: list[KvStream] = []  # those that changed
+    notes: list[str] = []  # a gap, a restart, a reset: one line each
+    tokens: list[tuple[int, list[int]]] = []
+
+
 class BlockRow(msgspec.Struct, frozen=True, array_like=True):
     """One non-fresh block in a keyframe."""
 
@@ -260,6 +339,8 @@ class RunEnded(Event, frozen=True, tag="end", kw_only=True):
 AnyEvent = (
     RunStarted
     | StepEvent
+    | Sample
+    | KvEvents
     | RequestEvent
     | Keyframe
     | Paused

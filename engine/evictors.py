@@ -26,7 +26,7 @@ class LRUEvictor:
 
     def __init__(self, cache: PublishedBlocks) -> None:
         # Blocks in the order of their release, HOLE where one was taken since. (An OrderedDict has no holes and takes
-        # four times as long: results/LOG.md.)
+        # three times as long: results/LOG.md.)
         self._order: list[int] = []
         self._place = [NOWHERE] * len(cache.key)  # of an idle block in the order
         self._head = 0  # what is before it has been evicted

@@ -11,6 +11,7 @@ from kvtop.engine.checks import check_ids, is_integer
 from kvtop.engine.errors import InvalidRequest
 from kvtop.engine.types import RequestSpec, SamplingParams
 
+UNSIGNED = "BHILQ"  # formats of memory that holds no negative number
 TEXTS = ("tenant", "klass", "session_id", "parent_request_id")
 
 
@@ -18,7 +19,7 @@ def as_tokens(prompt: object, *, may_wait: bool = False) -> list[int]:
     """The prompt as a list of the engine's own.
 
     With ``may_wait`` a read-only memoryview stays what it is: nobody changes it, and as a list a prompt takes twenty
-    times the room, for as long as it waits. ``own_tokens`` makes the list when its sequence starts.
+    times the room, for as long as it waits. ``own_tokens`` makes the list when its sequence is about to start.
 
     Raises:
         InvalidRequest: not a sequence, or not of integers.
@@ -30,7 +31,7 @@ def as_tokens(prompt: object, *, may_wait: bool = False) -> list[int]:
 
 
 def own_tokens(tokens: list[int]) -> list[int]:
-    """Those of a sequence that starts: a list, which can grow."""
+    """Those of a sequence that may start now: a list, which can grow."""
     return tokens if type(tokens) is list else list(tokens)
 
 
@@ -87,6 +88,8 @@ def check_vocabulary(
 def outside(tokens: list[int], vocab_size: int | None) -> int | None:
     """One that is no token of the vocabulary, if there is any. ``vocab_size`` None: all from 0 on are tokens."""
     if vocab_size is None:
+        if isinstance(tokens, memoryview) and tokens.format in UNSIGNED:
+            return None
         try:
             array("I", tokens)  # takes no negative number, and half the time of ``min``
             return None

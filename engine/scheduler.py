@@ -127,6 +127,7 @@ class Scheduler:
         while (seq := self.waiting.head()) is not None:
             refusal = self._refusal(seq, budget)
             if refusal is None:
+                seq.tokens = own_tokens(seq.tokens)
                 answer = self.allocator.try_admit(seq, budget, self.running)
                 if isinstance(answer, Admission):
                     self._start(seq, answer, now_ns)
@@ -162,7 +163,6 @@ class Scheduler:
         seq.state = RequestState.RUNNING
         seq.wait_reason = seq.wait_blocker = None
         seq.num_computed = admission.cached
-        seq.tokens = own_tokens(seq.tokens)
         request, lookup = seq.request, admission.lookup
         first = request.cached_tokens is None
         if first:

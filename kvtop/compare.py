@@ -124,7 +124,7 @@ def compare_paths(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Co
     left_out: list[str] = []
     paths = [path for path in paths if path.name != RUNS_NAME] or paths
     for path in paths:
-        loaded, failed = _load(path, options)
+        loaded, failed = load_path(path, options)
         runs += loaded
         left_out += failed
     if not runs:
@@ -158,7 +158,12 @@ def load_readable(run_dirs: Sequence[Path], options: Options = DEFAULTS) -> tupl
     return runs, failed
 
 
-def _load(path: Path, options: Options) -> tuple[list[RunSummary], list[str]]:
+def load_path(path: Path, options: Options = DEFAULTS) -> tuple[list[RunSummary], list[str]]:
+    """The run of a directory, or the runs below it in the order of their columns, with a line for each left out.
+
+    Raises:
+        UsageError: no run, or a single one that cannot be read.
+    """
     from kvtop.results.load import find_runs
 
     inside = find_runs(path)

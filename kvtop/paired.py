@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kvtop.replicates import pairs
 from kvtop.stats import mean, percentile, ratio
@@ -99,7 +99,14 @@ def paired_metrics(first: Sequence[RunSummary], other: Sequence[RunSummary]) -> 
     return [_paired(both, key) for key in LABELS] if both else []
 
 
-def paired_requests(first: RunSummary, other: RunSummary, key: str) -> list[tuple[RequestTimes, RequestTimes]]:
+class HasRequests(Protocol):
+    """A ``RunSummary``, or what is known of a run that goes on."""
+
+    @property
+    def requests(self) -> list[RequestTimes]: ...
+
+
+def paired_requests(first: HasRequests, other: HasRequests, key: str) -> list[tuple[RequestTimes, RequestTimes]]:
     """Requests that have the metric ``key`` in both runs, by intended arrival in the first."""
     theirs = {request.request_id: request for request in other.requests}
     return [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtop.inference import BlockBootstrap, Interval, bootstrap_interval
-from kvtop.paired import paired_requests
+from kvtop.paired import HasRequests, paired_requests
 from kvtop.stats import percentile
 from kvtop.summary import RunSummary
 
@@ -45,7 +45,7 @@ def run_intervals(run: RunSummary) -> list[RunInterval]:
     return found
 
 
-def change_intervals(first: RunSummary, other: RunSummary) -> list[RunInterval]:
+def change_intervals(first: HasRequests, other: HasRequests) -> list[RunInterval]:
     """This pair of runs only: relative changes over the requests that both have, resampled in pairs."""
     found = []
     for key, label, qs in BOOTSTRAPPED:

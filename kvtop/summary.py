@@ -105,7 +105,7 @@ class RunSummary:
     num_blocks: int | None
     goodput: Goodput | None = None  # None: no objectives were given
     classes: dict[str, ClassLatency] = field(default_factory=dict)  # empty where all requests are of one class
-    samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind ttft, itl, tpot and e2e
+    samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind ttft, itl, tpot, e2e and queue
     requests: list[RequestTimes] = field(default_factory=list, repr=False)  # by intended arrival
 
     @property
@@ -175,6 +175,7 @@ def _summarise(
         "itl": [gap for of_class in gaps.values() for gap in of_class],
         "tpot": _known(ok, "tpot_ns"),
         "e2e": _known(ok, "e2e_ns"),
+        "queue": _known(ok, "queue_total_ns"),
     }
     duration_ns = duration(rows, steps)
     return RunSummary(
@@ -186,7 +187,6 @@ def _summarise(
         num_left_out=len(rows) - len(kept),
         window=window,
         **{name: Distribution.of(values) for name, values in samples.items()},
-        queue=Distribution.of(row["queue_total_ns"] for row in ok),
         duration_ns=duration_ns,
         **throughput(rows, steps, window, duration_ns),
         load=load_of(rows, _longest_step(steps), manifest.get("loop")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from itertools import repeat
 
 from kvtop.engine.allocators.base import GROUP, Admission, Allocator
@@ -93,7 +94,7 @@ class CachingAllocator(Allocator):
         self.pool.to_fresh(block)
         self.pool.evictor.children_gone(parents)
 
-    def _evict(self, blocks: list[int], cause: str) -> list[int | None]:
+    def _evict(self, blocks: list[int], cause: str) -> Seq[int | None]:
         """Take idle blocks out of the tree, children before parents; the caller takes them out of the evictor.
 
         Returns the blocks whose children they were: the evictor is told once they are gone.
@@ -210,7 +211,7 @@ class CachingAllocator(Allocator):
         self._take(plan, seq, group)
         self.pool.evictor.children_gone(parents)
 
-    def _evict_idle(self, plan: list[int], seq: Sequence) -> list[int | None]:
+    def _evict_idle(self, plan: list[int], seq: Sequence) -> Seq[int | None]:
         keys = self.cache.key
         # In a full pool all are idle, which takes no Python to see.
         idle = plan if None not in map(keys.__getitem__, plan) else [block for block in plan if keys[block] is not None]

@@ -86,15 +86,9 @@ class _Tasks:
     def __init__(
         self, ray: Any, points: Sequence[Point], store: Store, observe: Observer, done: Done, needs: dict[str, float]
     ) -> None:
-        self.ray, self.points, self.store, self.observe, self.done, self.needs = (
-            ray,
-            points,
-            store,
-            observe,
-            done,
-            needs,
-        )
-        self.board = ray.remote(_Board).options(num_cpus=0).remote()
+        self.ray, self.points, self.store, self.needs = ray, points, store, needs
+        self.observe, self.done = observe, done
+        self.board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1).remote()
         self.under_way: dict[Any, int] = {}
 
     def run(self) -> None:
@@ -109,12 +103,18 @@ class _Tasks:
         try:
             while self.under_way:
                 self._collect(POLL_S)
-                told = self.ray.get(self.board.read.remote())
-                shown = [told[index] for index in self.under_way.values() if index in told]
-                self.observe(shown or [Progress("waiting for a worker", notice="none has begun")])
+                self.observe(self._told() or [Progress("waiting for a worker", notice="none has begun")])
         except KeyboardInterrupt:
             self._cancel()
             raise
+
+    def _told(self) -> list[Progress]:
+        """Of those under way that have told something; nothing while the board is lost with its node."""
+        try:
+            told = self.ray.get(self.board.read.remote(), timeout=TELL_EVERY_S)
+        except self.ray.exceptions.RayError:
+            return []
+        return [told[index] for index in self.under_way.values() if index in told]
 
     def _collect(self, timeout_s: float) -> None:
         ready, _ = self.ray.wait(list(self.under_way), num_returns=1, timeout=timeout_s)

@@ -22,6 +22,9 @@ from kvtop.results.manifest import MANIFEST_NAME
 from kvtop.results.rundir import PARQUET_END, TABLE_NAMES, run_dir_name
 from kvtop.run.spec import RunSpec
 
+WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "r2")
+"""Objects have no folders: making one would make the bucket, of a mistyped name too."""
+
 
 class StoreError(KvtopError):
     """A store that cannot be reached, written or read: URL and cause in one line."""
@@ -50,6 +53,7 @@ class Store:
         except (ImportError, ValueError) as error:
             raise UsageError(f"-o {url}: {' '.join(str(error).split())}") from None
         self._renames = isinstance(self._files, LocalFileSystem)
+        self._has_folders = url.partition("://")[0] not in WITHOUT_FOLDERS
 
     def check_writable(self) -> None:
         """Write a small file and remove it, before anything is run.
@@ -59,7 +63,7 @@ class Store:
         """
         probe = f"{self._root}/.kvtop-{uuid.uuid4().hex}"
         try:
-            self._files.makedirs(self._root, exist_ok=True)
+            self._make_folder(self._root)
             self._files.pipe_file(probe, b"probe")
             self._files.rm_file(probe)
         except Exception as error:  # every file system has its own
@@ -92,7 +96,7 @@ class Store:
         files = sorted((path for path in run_dir.iterdir() if path.is_file()), key=lambda path: path.name)
         files.sort(key=lambda path: path.name == MANIFEST_NAME)
         try:
-            self._files.makedirs(folder, exist_ok=True)
+            self._make_folder(folder)
             if self._files.exists(f"{folder}/{MANIFEST_NAME}"):
                 self._files.rm_file(f"{folder}/{MANIFEST_NAME}")
             for path in files:
@@ -126,6 +130,10 @@ class Store:
                 self._put(local, f"{self._root}/{name}")
             except Exception as error:
                 raise self._error(name, error, "cannot write") from None
+
+    def _make_folder(self, path: str) -> None:
+        if self._has_folders:
+            self._files.makedirs(path, exist_ok=True)
 
     def _put(self, local: Path, remote: str) -> None:
         if not self._renames:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from kvtop.cli.display_options import add_display_options, display
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
 from kvtop.cli.terminal import ProgressLine, can_open_tui, interruptible
 from kvtop.cli.values import positive
@@ -21,6 +23,7 @@ kvtop live -w my-trace.jsonl.gz -m ./my-model --kv-memory 2GiB --record results/
 kvtop live --executor null | cat                 headless, a simulated executor
 """
 
+SETTINGS = True
 HEADLESS_SECONDS = 20.0
 
 
@@ -37,35 +40,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=positive, metavar="S",
         help=f"end after S seconds of the run's clock (default: never; {HEADLESS_SECONDS:g} without a terminal)",
     )  # fmt: skip
+    parser.add_argument("--plain", action="store_true", help="a line of text a second instead of a screen")
     parser.add_argument("--paused", action="store_true", help="start paused (on a terminal)")
     add_workload_options(parser)
     add_engine_options(parser)
+    add_display_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Open the TUI, or run headless where there is no terminal."""
     from kvtop.engine.errors import UsageError
 
-    on_screen = can_open_tui()
+    on_screen = can_open_tui() and not args.plain
     if args.paused and not on_screen:
         raise UsageError("--paused needs a terminal: nobody could resume the run")
-    seconds = args.seconds or (None if on_screen else HEADLESS_SECONDS)
+    seconds = args.seconds or (None if on_screen or args.plain else HEADLESS_SECONDS)
     run_dir = None if args.record is None else str(args.record)
     spec = run_spec(
         args, args.workload, args.policy, args.allocator, run_dir=run_dir, max_seconds=seconds, start_paused=args.paused
     )
     check_workload(spec.workload)
-    return _on_screen(spec) if on_screen else _headless(spec)
+    if args.plain:
+        return _plain(spec)
+    return _on_screen(spec, display(args)) if on_screen else _headless(spec)
 
 
-def _on_screen(spec: RunSpec) -> int:
+def _on_screen(spec: RunSpec, drawn: dict[str, Any]) -> int:
     from kvtop.results.rundir import prepare_run_dir
     from kvtop.run.session import RunSession
     from kvtop.tui.app import run_app
 
     if spec.run_dir is not None:
         prepare_run_dir(spec.run_dir)
-    return run_app(RunSession(spec))
+    return run_app(RunSession(spec), **drawn)
+
+
+def _plain(spec: RunSpec) -> int:
+    from kvtop.cli.plain import run_plain
+    from kvtop.run.session import RunSession
+
+    return run_plain(RunSession(spec))
 
 
 def _headless(spec: RunSpec) -> int:

@@ -79,7 +79,11 @@ def _run_command(name: str, words: list[str]) -> int:
     description = getattr(module, "DESCRIPTION", help_line[0].upper() + help_line[1:] + ".")
     parser = Parser(f"kvtop {name}", description, getattr(module, "EXAMPLES", ""))
     module.add_arguments(parser)
-    return module.run(parser.parse(words))
+    if not getattr(module, "SETTINGS", False):
+        return module.run(parser.parse(words))
+    from kvtop.cli.config import run_with_settings
+
+    return run_with_settings(parser, name, words, module.run)
 
 
 def help_text() -> str:

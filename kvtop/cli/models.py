@@ -1,4 +1,4 @@
-"""``kvtop models``: what can be run, and what ``kvtop calc`` knows by name."""
+"""``kvtop models``: what can be run, and what ``kvtop calc`` and simulated runs know by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtop.cli.text import format_bytes, listing, table
 from kvtop.engine.executors.models import list_models
 from kvtop.presets import GPUS, MODELS
 
-DESCRIPTION = "List the models that can be run (-m) and the presets of `kvtop calc`."
+DESCRIPTION = "List the models that can be run (-m) and the presets of `kvtop calc` and `--executor sim`."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         ]
         for name, preset in MODELS.items()
     ]
-    header = ["  for kvtop calc --model", "params", "layers", "KV heads", "head dim", "max length", "window in layers"]
+    header = ["  for calc, and simulated", "params", "layers", "KV heads", "head dim", "max length", "window in layers"]
     print(table(rows, header=header))
     gpus = ", ".join(f"{name} ({format_bytes(gpu.memory_bytes)})" for name, gpu in GPUS.items())
-    print(f"\nfor kvtop calc --gpu: {gpus}")
+    print(f"\n--gpu of calc and of simulated runs: {gpus}")
     return 0
 
 

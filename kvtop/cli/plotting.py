@@ -39,15 +39,23 @@ def check_plot_options(args: argparse.Namespace) -> None:
     Raises:
         UsageError: anything but a regular file in its place, or a place where no file can be made.
     """
+    if args.svg is not None:
+        check_file("--svg", args.svg)
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse a file of ``option`` that cannot be written.
+
+    Raises:
+        UsageError: see ``check_plot_options``.
+    """
     from kvtop.engine.errors import UsageError
     from kvtop.results.files import FileError, check_replaceable
 
-    if args.svg is None:
-        return
     try:
-        check_replaceable(args.svg)
+        check_replaceable(path)
     except FileError as error:
-        raise UsageError(f"--svg {error}") from None
+        raise UsageError(f"{option} {error}") from None
 
 
 def plot_options(args: argparse.Namespace) -> str:

@@ -1,7 +1,7 @@
 """The commands of kvtop: one line each. A command's module is imported only when the command is used.
 
 A module offers ``add_arguments(parser)`` and ``run(args) -> int`` (the exit code), and may offer ``DESCRIPTION`` and
-``EXAMPLES``, shown by ``--help``.
+``EXAMPLES``, shown by ``--help``. ``SETTINGS = True``: its options may also come from a file (``cli/config.py``).
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "live": ("kvtop.cli.live", "run a workload and watch every KV block (what plain `kvtop` does)"),
     "replay": ("kvtop.cli.replay", "the TUI on a recorded run, at any moment of it"),
+    "once": ("kvtop.cli.once", "one state of a run, as text or JSON, without a screen"),
     "bench": ("kvtop.cli.bench", "run workloads under several policies and write Parquet tables"),
     "compare": ("kvtop.cli.compare", "set runs side by side"),
+    "report": ("kvtop.cli.report", "tables and plots of runs as one HTML file"),
     "trace": ("kvtop.cli.trace", "look at a recorded trace, or write it in another format"),
     "why": ("kvtop.cli.why", "tell a request's life from the decision log, in plain words"),
     "calibrate": ("kvtop.cli.calibrate", "fit what a step costs to measured runs, for --executor sim"),

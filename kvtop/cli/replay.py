@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from kvtop.cli.display_options import add_display_options, display
+
+SETTINGS = True
 DESCRIPTION = """\
 Look at a recorded run in the same screens, at any moment of it: [ and ] go step by step, , and . from one notable event
 to the next, < and > change the pace."""
@@ -19,7 +22,7 @@ kvtop replay results/tuesday --speed 0               stand at its first step
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a recorded run, or its frames.msgpack.zst")
     parser.add_argument("--speed", type=pace, default=1.0, metavar="X", help="seconds of the run a second (default 1)")
-    parser.add_argument("--ascii", action="store_true", help="draw with ASCII only")
+    add_display_options(parser)
 
 
 def pace(text: str) -> float:
@@ -34,4 +37,4 @@ def run(args: argparse.Namespace) -> int:
     from kvtop.run.recorded import RecordedSession
     from kvtop.tui.app import run_app
 
-    return run_app(RecordedSession(args.run), ascii=args.ascii, replay=True, speed=args.speed)
+    return run_app(RecordedSession(args.run), replay=True, speed=args.speed, **display(args))

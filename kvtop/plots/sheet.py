@@ -15,9 +15,9 @@ HEIGHT = 220  # of the plot's area
 TITLE, ROW, GAP, FOOT = 62, 18, 32, 62  # above the legend, a line of it, between it and the area, below that
 MAX_LABEL = 58
 
-_LIGHT = ("#0068a8", "#c8500a", "#00795a", "#a8387c", "#7a5c00", "#5b48c0", "#b02020", "#4f5b66")
-_DARK = ("#5cb8f2", "#f2994a", "#3cc99a", "#ee86bd", "#d9b93c", "#a99bff", "#ff7b72", "#aab4be")
-_DASHES = ("", "7 3", "2 3", "10 3 2 3")
+LIGHT = ("#0068a8", "#c8500a", "#00795a", "#a8387c", "#7a5c00", "#5b48c0", "#b02020", "#4f5b66")
+DARK = ("#5cb8f2", "#f2994a", "#3cc99a", "#ee86bd", "#d9b93c", "#a99bff", "#ff7b72", "#aab4be")
+DASHES = ("", "7 3", "2 3", "10 3 2 3")
 
 _STYLE = """\
 text { font: 12px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #1f2328 }
@@ -58,17 +58,17 @@ def _style() -> str:
             f".c{i} {{ stroke: {colour} }}\n.d{i} {{ fill: {colour} }}\n" for i, colour in enumerate(colours)
         )
 
-    return f"{_STYLE}{lines(_LIGHT)}@media (prefers-color-scheme: dark) {{\n{_DARK_STYLE}{lines(_DARK)}}}\n"
+    return f"{_STYLE}{lines(LIGHT)}@media (prefers-color-scheme: dark) {{\n{_DARK_STYLE}{lines(DARK)}}}\n"
 
 
 def colour(index: int) -> int:
     """Of the line ``index``: the number in its class, ``c0`` as a stroke and ``d0`` as a fill."""
-    return index % len(_LIGHT)
+    return index % len(LIGHT)
 
 
 def dash(index: int) -> str:
     """The attribute that sets the line ``index`` apart without colour."""
-    pattern = _DASHES[(index + index // len(_LIGHT)) % len(_DASHES)]
+    pattern = DASHES[(index + index // len(LIGHT)) % len(DASHES)]
     return f' stroke-dasharray="{pattern}"' if pattern else ""
 
 
@@ -82,6 +82,11 @@ def short(label: str) -> str:
     return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 3]}..."
 
 
+def printable(text: str) -> str:
+    """Without control characters, which no XML file may hold, and without those that turn the direction of text."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def safe(text: str) -> str:
-    """Escaped, without the control characters that no XML file may hold."""
-    return escape("".join(char if char.isprintable() else "?" for char in text))
+    """Printable, and escaped for XML and HTML."""
+    return escape(printable(text))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.outcome import status_of
 from kvtop.results.schema import REQUESTS
 from kvtop.results.window import Window, phases
 from kvtop.slo import Slo
@@ -95,14 +96,6 @@ _NEVER_QUEUED = (
     "peak_blocks", "shared_blocks_saved", "hit_tokens", "host_hit_tokens",
 )  # fmt: skip
 """Measures of a request that never entered the queue: null, not 0."""
-
-
-def status_of(event: RequestEvent) -> str:
-    """ok, empty, rejected, failed or aborted, from the finish reason of an ended request."""
-    reason = event.finish_reason or "failed"
-    if reason in ("rejected", "failed", "aborted"):
-        return reason
-    return "ok" if event.output_tokens else "empty"
 
 
 def _derive(row: dict[str, Any]) -> dict[str, Any]:

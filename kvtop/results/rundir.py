@@ -18,6 +18,7 @@ from kvtop.run.spec import RunSpec
 
 TABLE_NAMES = ("requests.parquet", "steps.parquet", "events.parquet")  # of every run
 OPTIONAL_NAMES = ("tokens.parquet",)  # of a run that was asked for it
+OBSERVED_EXECUTOR = "attached"  # what run.json says in place of an executor of ours
 PARQUET_END = b"PAR1"
 
 
@@ -42,6 +43,14 @@ def is_complete(run_dir: Path) -> bool:
     try:
         whole = all(_ends_like_parquet(run_dir / name) for name in TABLE_NAMES)
         return whole and read_manifest(run_dir).get("status") == "complete"
+    except (KvtopError, OSError):
+        return False
+
+
+def is_observed(run_dir: Path) -> bool:
+    """A recording of attached servers, ended or not: it has no tables, and cannot be made again. Never raises."""
+    try:
+        return read_manifest(run_dir).get("executor") == OBSERVED_EXECUTOR
     except (KvtopError, OSError):
         return False
 
@@ -95,6 +104,8 @@ def _make_room(path: Path) -> None:
     check_not_in_use(path)
     if not (path / MANIFEST_NAME).exists() and not (path / FRAMES_NAME).exists():
         return
+    if is_observed(path):
+        raise UsageError(f"{path}: already holds a recording of attached servers; choose another directory")
     if is_complete(path):
         run_id = read_manifest(path).get("run_id")
         raise UsageError(f"{path}: already holds a complete run ({run_id}); choose another directory")

@@ -116,6 +116,17 @@ class CacheLog:
         seq = sequences.get(seq_id)
         if end is None or seq is None or seq.table.index(block) >= self.findable.get(seq_id, 0):
             return
+        self._regret(pool, seq_id, key, parent_key, end, step)
+
+    def stored(self, pool: PoolState, decision: Decision, step: int) -> None:
+        """An attached server stored a block: was it there before? Who stored it, and whether it was computed again or
+        loaded from another tier, is not reported."""
+        _, _, group, _, key, parent_key = decision
+        end = self.ghosts.pop(key, None) if not group else None
+        if end is not None:
+            self._regret(pool, "", key, parent_key, end, step)
+
+    def _regret(self, pool: PoolState, seq_id: str, key: int, parent_key: int, end: tuple[int, str], step: int) -> None:
         size, regrets = pool.block_size, self.regrets
         last = regrets[-1] if regrets else None
         if (

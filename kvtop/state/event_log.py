@@ -11,7 +11,9 @@ from kvtop.engine.events import (
     Decision,
     Event,
     Gap,
+    KvEvents,
     Notice,
+    Observed,
     Paused,
     RequestEvent,
     Resumed,
@@ -48,6 +50,7 @@ KINDS = {
     "CONFIG": "the configuration changed",
     "PAUSE": "the engine was paused, by hand or at a breakpoint",
     "GAP": "events were dropped",
+    "SERVER": "an attached server answers no more, or again, was restarted, lost events",
     "STALL": "nothing can advance",
     "WARN": "what the engine's process has to say",
     "END": "the run ended",
@@ -81,10 +84,21 @@ class EventLog:
                 self._add(state, "GAP", "", f"{dropped:,} events dropped: this screen was too slow; a keyframe follows")
             case Stalled():
                 self._add(state, "STALL", event.request_id, state.stalled)
+            case Observed() if state.attached is not None:
+                self._observed(state, event)
             case Notice(level=level, text=text) if level != "info":
                 self._add(state, "WARN", "", text)
             case RunEnded(status=status, error=error):
                 self._add(state, "END", "", f"{status}{f': {error}' if error else ''}")
+
+    def _observed(self, state: RunState, event: Observed) -> None:
+        """What a look at an attached server brought: news of it, and how many blocks it removed."""
+        for line in state.attached.news if state.attached is not None else ():
+            self._add(state, "SERVER", "", line)
+        if isinstance(event, KvEvents) and event.removed:
+            count = event.removed
+            text = f"{count:,} {_blocks(count)} removed from the cache; for whom is not reported"
+            self._add(state, "EVICT", "", text)
 
     def _step(self, event: StepEvent) -> None:
         evicted: dict[str, list[Decision]] = {}

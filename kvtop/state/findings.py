@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from kvtop.state import attached_findings
 from kvtop.state.model import FRESH, IDLE, RunState
 from kvtop.state.windows import recent_hits, recent_steps, runway, step_columns, waiting_by_reason
 
@@ -29,7 +30,10 @@ Rule = Callable[[RunState], Finding | None]
 
 def findings(state: RunState) -> list[Finding]:
     """The most weighty ones, at most ``MOST``."""
-    found = [finding for rule in RULES.values() if (finding := rule(state)) is not None]
+    if state.attached is not None:
+        found = [Finding(*told) for rule in attached_findings.RULES if (told := rule(state)) is not None]
+    else:
+        found = [finding for rule in RULES.values() if (finding := rule(state)) is not None]
     return sorted(found, key=lambda finding: (-finding.weight, finding.rule))[:MOST]
 
 
@@ -150,3 +154,5 @@ def rules() -> Iterator[tuple[str, str]]:
     for name, rule in RULES.items():
         if rule.__doc__:
             yield name, rule.__doc__
+    for rule in attached_findings.RULES:
+        yield f"attached: {rule.__name__.replace('_', '-')}", rule.__doc__ or ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvtop.engine.events import RequestEvent, StepEvent
 from kvtop.engine.types import NULL_BLOCK
+from kvtop.state.attached import Attached
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.request_logs import Entry, RequestLogs
 
@@ -246,6 +247,12 @@ class RunState:
     events_dropped: int = 0
     stalled: str = ""
     paused_by: str = ""  # the breakpoint that paused it
+    attached: Attached | None = None  # what running servers report, where no engine of ours runs
+
+    @property
+    def has_begun(self) -> bool:
+        """There is something to look at: a pool, or an attached server."""
+        return self.pool is not None or self.attached is not None
 
     def wait_reason(self, seq: SequenceState) -> tuple[str, str]:
         """Why ``seq`` waits now and on whom: ("", "") when it runs, ``head_of_line`` for all behind the head.

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from typing import NamedTuple
 
-from kvtop.engine.events import ConfigChanged, Event, Gap, Paused, RunEnded, Stalled, StepEvent
+from kvtop.engine.events import ConfigChanged, Event, Gap, KvEvents, Observed, Paused, RunEnded, Stalled, StepEvent
 from kvtop.state.model import RunState
 
 BURST_NS = 1_000_000_000
@@ -16,7 +16,7 @@ KEPT = 10_000
 
 
 class Moment(NamedTuple):
-    """``kind``: preempt, evict, miss, mark, break, config, gap, stalled or end."""
+    """``kind``: preempt, evict, miss, mark, break, config, gap, server, stalled or end."""
 
     step: int
     t_ns: int
@@ -45,6 +45,11 @@ class Moments:
                 self._add(state, "gap", f"{dropped:,} events dropped")
             case Stalled():
                 self._add(state, "stalled", state.stalled)
+            case Observed() if state.attached is not None:
+                for line in state.attached.news:
+                    self._add(state, "server", line)
+                if isinstance(event, KvEvents) and event.removed:
+                    self._evicted(state, event.t_ns, event.removed)
             case Paused(reason=reason) if reason:
                 self._add(state, "break", reason)
             case RunEnded(status=status):
@@ -78,14 +83,17 @@ class Moments:
             if decision[0] == "preempted":
                 self._add(state, "preempt", f"{decision[1]} for {decision[3] or 'nobody'}: {decision[2]}")
         if event.evictions:
-            total = _within(self._evictions, event.t_done_ns, event.evictions)
-            num_blocks = state.pool.num_blocks if state.pool else 0
-            if total >= max(MIN_EVICTIONS, num_blocks // EVICTIONS_OF_POOL):
-                self._burst(state, "evict", f"{total:,} blocks within a second")
+            self._evicted(state, event.t_done_ns, event.evictions)
         if event.admitted:
             missed = sum(d[0] == "lookup" and d[3] == "evicted" for d in event.decisions)
             if missed and (total := _within(self._misses, event.t_done_ns, missed)) >= MIN_MISSES:
                 self._burst(state, "miss", f"{total:,} lookups within a second missed what had been evicted")
+
+    def _evicted(self, state: RunState, t_ns: int, count: int) -> None:
+        total = _within(self._evictions, t_ns, count)
+        num_blocks = state.pool.num_blocks if state.pool else 0
+        if total >= max(MIN_EVICTIONS, num_blocks // EVICTIONS_OF_POOL):
+            self._burst(state, "evict", f"{total:,} blocks within a second")
 
     def _burst(self, state: RunState, kind: str, text: str) -> None:
         """A burst is one moment, its first: until a second has passed without it."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtop.state.attached_numbers import read_number
+from kvtop.state.latency import points_of, spread_of
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState, Samples
 from kvtop.state.windows import (
     RATE_WINDOW_NS,
@@ -77,6 +79,20 @@ def _part(samples: Samples, part: str) -> float | None:
     return getattr(summary, part) if part == "p50" or summary.n >= MIN_P99 else None
 
 
+def _spread(state: RunState, key: str, part: str) -> float | None:
+    spread = spread_of(points_of(state, key))
+    return getattr(spread, part) if part == "p50" or spread.n >= MIN_P99 else None
+
+
+def cached_blocks(state: RunState) -> int | None:
+    """Blocks whose prefix is published, in use or not. O(blocks)."""
+    return None if state.pool is None else sum(1 for key in state.pool.key if key is not None)
+
+
+def _used_share(state: RunState) -> float | None:
+    return None if state.pool is None else ratio(state.pool.counts[USED], state.pool.num_blocks)
+
+
 def hit_rate(state: RunState) -> float | None:
     if state.manifest.get("prefix_caching") is False:
         return None
@@ -121,6 +137,8 @@ _P = "interpolated linearly between the two nearest samples"
 _POOL = (
     Number("pool.num_blocks", "blocks", "blocks", lambda s: s.pool.num_blocks if s.pool else None, "size of the pool"),
     Number("pool.used_blocks", "used", "blocks", lambda s: _blocks(s, USED), "blocks with refcount > 0"),
+    Number("pool.used_share", "in use", "ratio", _used_share, "used blocks / all blocks"),
+    Number("pool.cached_blocks", "cached", "blocks", cached_blocks, "blocks whose prefix is published, used or idle"),
     Number("pool.shared_blocks", "shared", "blocks", shared_blocks, "used blocks with refcount > 1 (part of used)"),
     Number("pool.idle_blocks", "idle", "blocks", lambda s: _blocks(s, IDLE), "refcount 0, prefix published: evictable"),
     Number("pool.fresh_blocks", "fresh", "blocks", lambda s: _blocks(s, FRESH), "refcount 0, nothing published"),
@@ -176,6 +194,15 @@ _LATENCY = (
     ),
     Number("latency.ttft_n", "TTFT n", "count", lambda s: summarise(s.ttft).n, "samples", _MINUTE),
     Number("latency.itl_n", "ITL n", "count", lambda s: summarise(s.itl).n, "samples", _MINUTE),
+    *(
+        Number(f"latency.{key}_{part}_ns", f"{key.upper()} {part}", "ns",
+               lambda s, key=key, part=part: _spread(s, key, part), f"{what}; {_P}", _MINUTE)
+        for key, what in (("tpot", "(last - first token) / (tokens - 1) of an answer that ended"),
+                          ("e2e", "end - the moment the request was due, of an answer that ended"))
+        for part in PARTS
+    ),
+    Number("latency.tpot_n", "TPOT n", "count", lambda s: spread_of(points_of(s, "tpot")).n, "samples", _MINUTE),
+    Number("latency.e2e_n", "E2E n", "count", lambda s: spread_of(points_of(s, "e2e")).n, "samples", _MINUTE),
 )  # fmt: skip
 _RUN = (
     Number("throughput.prefill_tokens_s", "prefill", "tokens/s", _rate("prefill_tokens"),
@@ -203,5 +230,7 @@ NUMBERS: dict[str, Number] = {number.name: number for number in (*_POOL, *_QUEUE
 
 
 def read_all(state: RunState) -> dict[str, Value]:
-    """Every number at this moment, by name."""
+    """Every number at this moment, by name; of an attached server ``attached_numbers.to_json`` says how true each is."""
+    if state.attached is not None:
+        return {name: read_number(state, name).value for name in NUMBERS}
     return {name: number.read(state) for name, number in NUMBERS.items()}

@@ -10,16 +10,19 @@ from kvtop.engine.events import (
     Event,
     Gap,
     Keyframe,
+    KvEvents,
     Notice,
     Paused,
     RequestEvent,
     Resumed,
     RunEnded,
     RunStarted,
+    Sample,
     SequenceRow,
     Stalled,
     StepEvent,
 )
+from kvtop.state.attached_fold import fold_kv_events, fold_sample
 from kvtop.state.blocks import BLOCK_FOLDS, pool_of, settle
 from kvtop.state.keep import KEEP, end_step
 from kvtop.state.model import RunState, SequenceState
@@ -220,6 +223,8 @@ def _run_ended(state: RunState, event: RunEnded) -> None:
 _EVENT_FOLDS: dict[type[Event], Callable[[RunState, Any], None]] = {
     RunStarted: _run_started,
     StepEvent: _step,
+    Sample: fold_sample,
+    KvEvents: fold_kv_events,
     RequestEvent: _request,
     Keyframe: _keyframe,
     Paused: _paused,

@@ -74,8 +74,9 @@ class LiveRow:
 
     @property
     def cached(self) -> int | None:
-        """Prompt tokens found in the cache at its first admission; None: not admitted yet."""
-        return None if self.status == "waiting" else self.seq.cached_tokens
+        """Prompt tokens found in the cache at its first admission; None: not admitted yet, or a branch, born later."""
+        is_branch = self.seq.seq_id != self.seq.request_id
+        return None if is_branch or self.status == "waiting" else self.seq.cached_tokens
 
     @property
     def hit(self) -> float | None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import zstandard
 
-from kvtop.engine.events import Event, StepEvent, decode_many, encode
+from kvtop.engine.events import Event, KvEvents, StepEvent, decode_many, encode
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.model import RunState
 from kvtop.state.request_logs import RequestLogs
@@ -32,6 +32,8 @@ def work_of(event: Event) -> int:
     """What folding ``event`` costs, in decisions."""
     if isinstance(event, StepEvent):
         return _EVENT_WORK + len(event.decisions) + len(event.emitted)
+    if isinstance(event, KvEvents):
+        return _EVENT_WORK + len(event.decisions)
     return _EVENT_WORK
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtop.engine.events import Event, StepEvent
+from kvtop.engine.events import Event, Observed, StepEvent
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.event_log import EventLog
 from kvtop.state.model import RunState
@@ -19,7 +19,10 @@ from kvtop.state.ring import Ring, Segment, thaw
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 
-Beyond = Callable[[StepEvent], bool]
+STEPS = (StepEvent, Observed)
+"""What time is counted in: steps of the engine, or looks at an attached server."""
+
+Beyond = Callable[[StepEvent | Observed], bool]
 """Whether a step lies behind the one wanted."""
 
 
@@ -64,7 +67,7 @@ class Timeline:
 
     def fold(self, event: Event) -> None:
         """Take the next event of the run."""
-        if self.ring.is_due and (isinstance(event, StepEvent) or not self.ring.segments):
+        if self.ring.is_due and (isinstance(event, STEPS) or not self.ring.segments):
             self.ring.begin(self.live)
         if self.ring.segments:
             self.ring.append(event)
@@ -186,7 +189,7 @@ class Timeline:
             events = self.ring.read(past.segment)[1]
             while past.position < len(events):
                 event = events[past.position]
-                if isinstance(event, StepEvent) and beyond(event):
+                if isinstance(event, STEPS) and beyond(event):
                     return
                 reduce(past.state, event)
                 past.position += 1

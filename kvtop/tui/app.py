@@ -13,13 +13,16 @@ from textual.app import App
 from textual.binding import Binding
 from textual.screen import Screen
 
-from kvtop.engine.events import Command, Pause, Resume, RunUntil, SetBreakpoints, Step
-from kvtop.run.breakpoints import FORMS, parse_breakpoint
+from kvtop.engine.errors import KvtopError
+from kvtop.engine.events import Command, Pause, Resume, RunUntil, SetBreakpoints, SetConfig, Step
+from kvtop.run.breakpoints import FORMS as BREAKPOINT_FORMS
+from kvtop.run.breakpoints import parse_breakpoint
 from kvtop.state.model import RunState
 from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
 from kvtop.tui.commands import KvtopCommands
 from kvtop.tui.device_watch import DeviceWatch
+from kvtop.tui.export import FORMATS, check_export, export
 from kvtop.tui.feed import Feed, Session, StartableSession
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.glyphs import locale_is_utf8
@@ -29,7 +32,8 @@ from kvtop.tui.screens.base import FrameScreen, PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
 from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
-from kvtop.tui.theme import THEME
+from kvtop.tui.theme import DEFAULT, PALETTES, themes
+from kvtop.tui.widgets.lines import DrawnWidget
 
 CTRL_C_WINDOW_S = 1.0
 STOP_TIMEOUT_S = 5.0
@@ -62,6 +66,8 @@ class KvtopApp(App[None]):
         Binding("n", "step", "next step", tooltip="one engine step, while paused"),
         Binding("N", "until", "next event", tooltip="run to the next preemption, eviction or refusal"),
         Binding("b", "breakpoint", show=False, tooltip="have the engine stop somewhere: preempt, request r7, fresh<64"),
+        Binding("t", "theme", show=False, tooltip="the next theme: dark, light, okabe-ito, ansi, mono"),
+        Binding("x", "export", show=False, tooltip="what is shown as a file: .svg .txt .json .csv"),
         Binding("E", "failure", "error", tooltip="the error and traceback of a failed run"),
         Binding("colon", "command_palette", show=False, key_display=":", tooltip="every action by name (or Ctrl+P)"),
         Binding("question_mark,f1", "help", "help", key_display="?", tooltip="help on this screen"),
@@ -79,6 +85,7 @@ class KvtopApp(App[None]):
         signals: bool = False,
         replay: bool = False,
         speed: float = 1.0,
+        theme: str = DEFAULT,
     ) -> None:
         # With NO_COLOR the default is greys; this way only bold, underline and reverse are written.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
@@ -99,16 +106,25 @@ class KvtopApp(App[None]):
         self._told_end = False
         self._start_speed: float | None = speed if replay else None  # until the first step is there to start from
         self._ticked_s = time.monotonic()
-        self.register_theme(THEME)
-        self.theme = THEME.name
+        for one in themes():
+            self.register_theme(one)
+        self.theme = "mono" if "NO_COLOR" in os.environ else theme
 
     def on_mount(self) -> None:
         self.set_class(self.ascii, "-ascii")
         if self._signals:
             exit_on_signals(self)
+        self.theme_changed_signal.subscribe(self, lambda _: self._restyle())
         self.push_screen(self._screen_of(SCREENS[0]))
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
+
+    def _restyle(self) -> None:
+        """Widgets that draw their own rows keep what they have drawn: of another theme it is no longer right."""
+        for screen in {*self.screen_stack, *self._screens.values()}:
+            for widget in screen.query(DrawnWidget):
+                widget.notify_style_update()
+                widget.refresh()
 
     def on_unmount(self) -> None:
         self.timeline.ring.close()
@@ -262,7 +278,7 @@ class KvtopApp(App[None]):
                 return status == "running" and not self.is_replay
             case "resume" | "step" | "until":
                 return status == "paused" and not self.is_replay
-            case "breakpoint":
+            case "breakpoint" | "change":
                 return status in ("running", "paused") and not self.is_replay
             case "failure":
                 return status == "failed"
@@ -297,13 +313,46 @@ class KvtopApp(App[None]):
     def action_breakpoint(self) -> None:
         screen = self.screen
         value = screen.suggest_breakpoint() if isinstance(screen, PanelScreen) else ""
-        self.push_screen(AskScreen("Stop at", FORMS, value or "preempt", parse_breakpoint), self._add_breakpoint)
+        self.push_screen(
+            AskScreen("Stop at", BREAKPOINT_FORMS, value or "preempt", parse_breakpoint), self._add_breakpoint
+        )
 
     def _add_breakpoint(self, text: str | None) -> None:
         if text:
             self.set_breakpoints([*self.breakpoints, text])
             self.notify(f"stops at {text}", timeout=2, markup=False)
             self._show(force=True)
+
+    def action_export(self) -> None:
+        screen = self._base()
+        entry, step = self.entry_of(screen), self.timeline.view.step
+        name = f"kvtop-{(entry.name if entry else 'screen').lower().replace(' ', '-')}-step{step}.svg"
+        hint = ", ".join(f"{suffix} {what}" for suffix, what in FORMATS.items())
+        self.push_screen(AskScreen("Write what is shown to", hint, name, check_export), self._export)
+
+    def _export(self, name: str | None) -> None:
+        if name is None:
+            return
+
+        def write() -> None:
+            try:
+                path = export(self, self._base(), self.timeline.view, name)
+            except KvtopError as error:
+                self.notify(str(error), timeout=6, severity="error", markup=False)
+            else:
+                self.notify(f"written: {path}", timeout=3, markup=False)
+
+        self.call_after_refresh(write)  # without the dialog over it
+
+    def action_theme(self, name: str = "") -> None:
+        """Theme ``name``, or the next one."""
+        names = list(PALETTES)
+        self.theme = name or names[(names.index(self.theme) + 1) % len(names)]
+        self.notify(f"theme {self.theme}", timeout=1.5)
+
+    def action_change(self, name: str, value: str) -> None:
+        """Change the configuration of the engine while it runs."""
+        self._send(SetConfig({name: float(value) if name == "arrival_rate" else value}))
 
     def action_failure(self) -> None:
         if not isinstance(self.screen, FailureScreen):
@@ -342,6 +391,7 @@ def run_app(
     hz: float = 4.0,
     replay: bool = False,
     speed: float = 1.0,
+    theme: str = DEFAULT,
 ) -> int:
     """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
 
@@ -357,7 +407,9 @@ def run_app(
         session.start()
         with captured_stderr() as native:
             plain = ascii or not locale_is_utf8()
-            app = KvtopApp(session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed)
+            app = KvtopApp(
+                session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed, theme=theme
+            )
             app.run(mouse=mouse)
     finally:
         _stop(session)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
-from kvtop.engine.events import Command, Event, Keyframe, RunEnded
+from kvtop.engine.events import Command, Event, Keyframe, RunEnded, StepEvent
 from kvtop.state.timeline import Timeline
 
 FOLD_BUDGET_S = 0.06  # of a tick: what is left over is folded right after the next key
@@ -31,11 +33,17 @@ class StartableSession(Session, Protocol):
     def start(self) -> None: ...
 
 
+def time_of(event: Event) -> int:
+    """When it was over, on the run's clock."""
+    return event.t_done_ns if isinstance(event, StepEvent) else getattr(event, "t_ns", 0)
+
+
 class Feed:
     """Polls ``session`` and folds what it has into ``timeline``. ``end`` is its last event, once that was folded."""
 
-    def __init__(self, session: Session, timeline: Timeline) -> None:
-        self.session, self.timeline = session, timeline
+    def __init__(self, session: Session, timeline: Timeline, watch: Callable[[Event], None] | None = None) -> None:
+        """``watch`` is given every event once it has been folded."""
+        self.session, self.timeline, self._watch = session, timeline, watch
         self.end: RunEnded | None = None
         self.num_events = 0
         self.fold_s = 0.0  # CPU seconds spent folding
@@ -53,8 +61,15 @@ class Feed:
         """How many."""
         return len(self._pending)
 
-    def fold_pending(self, budget_s: float = FOLD_BUDGET_S) -> None:
-        """Fold what the session has, for ``budget_s`` at most."""
+    @property
+    def reach_ns(self) -> float:
+        """Until when the run is known, folded or not; infinite once its end is."""
+        if self.end is not None or (self._pending and isinstance(self._pending[-1], RunEnded)):
+            return math.inf
+        return max((time_of(event) for event in self._pending), default=self.timeline.live.t_ns)
+
+    def fold_pending(self, budget_s: float = FOLD_BUDGET_S, until_ns: float = math.inf) -> None:
+        """Fold what the session has, for ``budget_s`` at most, and nothing that happened after ``until_ns``."""
         began, deadline = time.thread_time(), time.monotonic() + budget_s
         try:
             while not self._broken and time.monotonic() < deadline:
@@ -62,6 +77,8 @@ class Feed:
                     self._pending.extend(self.session.poll(0.0))
                     if not self._pending:
                         break
+                if time_of(self._pending[0]) > until_ns:
+                    break
                 self._fold(self._pending.popleft())
         except Exception as error:  # the run is lost, the terminal and what was seen so far are not
             self._broken = True
@@ -74,6 +91,8 @@ class Feed:
 
     def _fold(self, event: Event) -> None:
         self.timeline.fold(event)
+        if self._watch is not None:
+            self._watch(event)
         self.num_events += 1
         if isinstance(event, Keyframe):
             # A large pool is hundreds of thousands of objects that stay: looking through them again and again for

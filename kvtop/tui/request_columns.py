@@ -102,7 +102,7 @@ COLUMNS: tuple[RequestColumn, ...] = (
     RequestColumn("ETA", Column("ETA", 8, "right", 180), _eta, lambda r: r.eta_ns),
     RequestColumn("preempted", Column("pre", 3, "right", 100), _preempted, lambda r: r.preemptions),
     RequestColumn("redo", Column("redo", 5, "right", 180), lambda r: _count(r.redo or None), lambda r: r.redo),
-    RequestColumn("reason", Column("doing / why", 0), lambda r: doing(r), lambda r: r.wait_ns or None),
+    RequestColumn("reason", Column("why", 0), lambda r: doing(r), lambda r: r.wait_ns or None),
 )
 
 BY_KEY = {column.key: column for column in COLUMNS}
@@ -110,10 +110,17 @@ SORTS = ("", *(column.key for column in COLUMNS if column.order is not None))
 """What ``s`` goes through; "": running ones, the queue, then what ended last."""
 
 
-def cells_of(row: Row) -> list[Cell]:
-    """A cell for every column."""
+_FIRST = ("id", "state", "tenant", "prefix", "age", "prompt")
+
+
+def cells_of(row: Row, roomy: bool = True) -> list[Cell]:
+    """A cell for every column. Not ``roomy``: what somebody waits for takes the place of all but the first ones."""
     style = "text" if row.is_running else "soft" if isinstance(row, LiveRow) else "faint"
-    return [(column.text(row), _style(column.key, row, style)) for column in COLUMNS]
+    few = not roomy and isinstance(row, LiveRow) and not row.is_running
+    shown = (*_FIRST, "reason") if few else BY_KEY
+    return [
+        (column.text(row), _style(column.key, row, style)) if column.key in shown else ("", style) for column in COLUMNS
+    ]
 
 
 def _style(key: str, row: Row, plain: str) -> str:

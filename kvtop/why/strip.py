@@ -33,7 +33,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Strip:
-    """``tokens``: (end of a step, positions whose keys and values it held then); ``gaps``: (a token, the gap before)."""
+    """``tokens``: (end of a step, positions it held keys and values of then); ``gaps``: (a token, the gap before)."""
 
     start_ns: int = 0
     end_ns: int = 0
@@ -94,10 +94,16 @@ def _queue(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
 
 def _reason(part: Mapping[str, object]) -> str:
     reason = str(part["reason"])
-    need = f" needs {part['need']}, {part['have']} there" if part.get("need") is not None else ""
     if reason == "head_of_line":
         return f"behind {part['other']}"
-    return f"{reason}{need}"
+    if reason in ("no_blocks", "pinned", "no_hole") and part.get("need"):
+        return f"needs {part['need']} blocks, {part['have']} there"
+    return {
+        "seats": "all seats taken",
+        "budget": "the step's tokens spent",
+        "preempting": "somebody was preempted",
+        "beams": "for the other beams",
+    }.get(reason, reason.replace("_", " "))
 
 
 def _prefill(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
@@ -117,7 +123,11 @@ def _decode(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
 
 def _preempted(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
     n = line.numbers
-    cost = f"{n['lost_tokens']:,} tokens lost" if n["lost_tokens"] else f"{n['swapped_tokens']:,} tokens kept in host memory"
+    cost = (
+        f"{n['lost_tokens']:,} tokens lost"
+        if n["lost_tokens"]
+        else f"{n['swapped_tokens']:,} tokens kept in host memory"
+    )
     text = f"for {n['other']}; {n['released_blocks']:,} blocks given back, {cost}"
     return [Phase("preempted", line.t_ns or 0, line.t_ns or 0, line.step, text)]
 

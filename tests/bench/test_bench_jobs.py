@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from bench_process import kvtop, manifest, run_dirs
 
-from kvtop.bench import is_virtual, point_labels
+from kvtop.bench import Outcome, is_virtual, point_labels
 from kvtop.bench.progress import Progress
 from kvtop.cli.bench import add_arguments, check_placing, make_specs
-from kvtop.cli.bench_report import overall_text
+from kvtop.cli.bench_report import overall_text, report_outcome
 from kvtop.cli.bench_runs import Bench
 from kvtop.cli.main import main
 from kvtop.cli.parser import Parser
@@ -101,6 +101,15 @@ def test_the_progress_line_tells_one_run_in_full_and_of_several_how_far_they_are
     other = Progress("lpm default", notice="loading the model")
     assert overall_text([one], 1, 5).startswith("[2/5] fcfs default: 4/9 done")
     assert overall_text([one, other], 1, 5) == "[1/5 ended] 2 running: fcfs default 4/9, lpm default loading the model"
+
+
+def test_of_a_run_that_was_interrupted_while_loading_there_is_nothing_to_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_outcome("[1/2] ", Outcome("fcfs default", tmp_path / "gone", "interrupted"))
+    assert capsys.readouterr() == ("", "")
+    assert not report_outcome("[1/2] ", Outcome("fcfs default", tmp_path / "gone", "failed", "no such model"))
+    assert capsys.readouterr() == ("", "kvtop: fcfs default: failed: no such model\n")
 
 
 def test_labels_name_what_makes_another_workload() -> None:

@@ -127,6 +127,15 @@ def test_a_bench_can_keep_its_runs_in_a_store(url: str, tmp_path: Path, capsys: 
     assert len(comparison["columns"]) == 1
 
 
+def test_a_store_of_objects_is_not_asked_for_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, making a folder makes the bucket: a mistyped name would become one before anything is run."""
+    url = f"memory://{uuid.uuid4().hex}"
+    files, _ = fsspec.core.url_to_fs(url)
+    monkeypatch.setattr("kvtop.bench.store.WITHOUT_FOLDERS", ("memory",))
+    monkeypatch.setattr(type(files), "makedirs", lambda *_, **__: pytest.fail("a folder was made"))
+    Store(url).check_writable()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("s3://a/b", True), ("file:///a", True), ("out/a", False), ("/a:/b", False), ("://x", False), ("a b://c", False)],

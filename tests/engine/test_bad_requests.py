@@ -98,10 +98,10 @@ def test_submit_does_not_take_something_falsy_for_the_default() -> None:
         make_engine().submit([1], {})  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("where", ["_validate", "prepare", "push"])
+@pytest.mark.parametrize("where", ["check", "prepare", "push"])
 def test_whatever_is_raised_at_the_door_the_log_has_an_end(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
-    owner = {"_validate": engine, "prepare": engine.accountant.endings, "push": engine.scheduler.waiting}[where]
+    owner = {"check": engine._intake, "prepare": engine.accountant.endings, "push": engine.scheduler.waiting}[where]
 
     def fails(*_: Any) -> None:
         raise ZeroDivisionError("of somebody's policy")

@@ -8,6 +8,7 @@ from run_fakes import ListInbox, ListOutlet, ListSource, request
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, Recorder
 from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.engine.events import (
+    Command,
     ConfigChanged,
     Event,
     Notice,
@@ -142,7 +143,7 @@ def order_of(events: list[Event]) -> list[str]:
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs-weight", "fair", "hrrn", "priority"])
 def test_any_policy_can_follow_any_other_with_a_queue_that_waits(policy):
     specs = [request(i, prompt=9, out=4) for i in range(8)]
-    script = {
+    script: dict[int, list[Command]] = {
         1: [SetConfig({"policy": policy})],
         4: [SetConfig({"policy": "fcfs"})],
         6: [SetConfig({"policy": policy})],

@@ -46,9 +46,7 @@ def test_block_seconds_are_blocks_held_from_step_to_step():
 def test_block_seconds_of_sequences_that_ended_are_charged_to_their_tenant():
     state = state_at_the_end()
     live = sum(seq.block_ns(state.t_ns) for seq in state.sequences.values())
-    held = sum(
-        e.used_blocks * (f.t_start_ns - e.t_start_ns) for e, f in zip(steps(), steps()[1:], strict=False)
-    )
+    held = sum(e.used_blocks * (f.t_start_ns - e.t_start_ns) for e, f in zip(steps(), steps()[1:], strict=False))
     assert list(state.tenant_block_ns) == [""]
     # Every block counts once for each of its owners: never less than the pool's own use.
     assert state.tenant_block_ns[""] + live >= held

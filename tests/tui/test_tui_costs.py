@@ -86,7 +86,7 @@ def use(app: KvtopApp, block: int) -> None:
     pool.dirty.add(block)
 
 
-async def test_a_map_of_100000_blocks_reads_only_cells_that_changed(monkeypatch):
+async def test_a_map_of_100000_blocks_builds_only_rows_that_changed(monkeypatch):
     app = app_with(big_pool(100_000))
     async with app.run_test(size=(200, 50)) as pilot:
         await settled(pilot)
@@ -94,18 +94,18 @@ async def test_a_map_of_100000_blocks_reads_only_cells_that_changed(monkeypatch)
         block_map = app.screen.query_one(BlockMap)
         assert block_map.grid.density > 1
         a_row = block_map.grid.blocks_a_row
-        read: list[int] = []
-        original = BlockMap._read_cell
+        built: list[int] = []
+        original = BlockMap._build
 
-        def counted(self, pool, first):
-            read.append(first)
-            return original(self, pool, first)
+        def counted(self, row, codes):
+            built.append(row)
+            return original(self, row, codes)
 
-        monkeypatch.setattr(BlockMap, "_read_cell", counted)
+        monkeypatch.setattr(BlockMap, "_build", counted)
         for block in range(3 * a_row, 3 * a_row + block_map.grid.density):
             use(app, block)
         await settled(pilot, Notice(t_ns=2, text="x"))
-        assert read == [3 * a_row]
+        assert set(built) == {3}
         assert "▪" in block_map.render_line(3).text
 
 

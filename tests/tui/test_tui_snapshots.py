@@ -25,7 +25,7 @@ SIZES = [(80, 24), (120, 40), (200, 50)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("key", ["1"], ids={"1": "overview"}.get)
+@pytest.mark.parametrize("key", ["1", "7", "8"], ids={"1": "overview", "7": "memory", "8": "events"}.get)
 def test_screen(snap_compare, key, size):
     async def before(pilot):
         await settled(pilot)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvtop.state.model import History, PoolState, Samples
+from kvtop.state.windows import recent_rate, summarise
 from kvtop.stats import percentile
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
-from kvtop.state.windows import recent_rate, summarise
 from kvtop.tui.stats import levels, means, rates
 from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
 from kvtop.tui.widgets.grid import lay_out

@@ -1,46 +1,30 @@
-"""Blocks: who holds what?"""
+"""Blocks: who holds what, and what goes next?"""
 
 from __future__ import annotations
-
-from collections import Counter
 
 from textual import on
 from textual.app import ComposeResult
 
-from kvtop.state.model import FRESH, IDLE, USED, PoolState, RunState
-from kvtop.tui import glyphs
+from kvtop.state.eviction_order import policy_of
+from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
-from kvtop.tui.text import clean, join_fitting, plural, whole
+from kvtop.tui.text import clean, plural
 from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.cells import legend
 from kvtop.tui.widgets.grid import lay_out
 from kvtop.tui.widgets.holders import holder_lines
-from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
+from kvtop.tui.widgets.lines import Line, Lines, cut, spread
 
-FIXED_ROWS = 4  # title, legend, two lines about the cursor
+FIXED_ROWS = 3  # title, what is shown how, legend
 MIN_HOLDER_ROWS = 4
-_LEGEND: Line = [
-    (f"{glyphs.FRESH} ", "fresh"),
-    ("fresh  ", "soft"),
-    (f"{glyphs.IDLE} ", "idle"),
-    ("idle  ", "soft"),
-    (f"{glyphs.USED} ", "used"),
-    ("used  ", "soft"),
-    (f"{glyphs.PARTIAL} ", "used"),
-    ("partly filled  ", "soft"),
-    ("2", "shared"),
-    ("-", "soft"),
-    ("9 ", "shared4"),
-    (f"{glyphs.MANY} ", "many"),
-    ("shared by n", "soft"),
-]
 
 
 class BlocksPanel(Panel):
-    """The block map, its legend, what is under the cursor and, where there is room, who holds most."""
+    """The block map, how it is shown, its legend and, where there is room, who holds most."""
 
     TITLE = "Blocks"
-    QUESTION = "who holds what?"
+    QUESTION = "who holds what, and what goes next?"
     HELP = """\
 Every cell is a block: the keys and values of a fixed number of tokens.
   .    fresh: nothing in it, taken first
@@ -51,18 +35,34 @@ Every cell is a block: the keys and values of a fixed number of tokens.
   ~    in transfer: waits for a copy to finish
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
-Blocks of the request selected last are underlined. Enter on a block
-leads to its owner among the requests; when that one is selected
-already, to its next owner. w tells the life of the owner; of several:
-of the one selected. Where a small pool leaves room, the sequences that
-hold most of it are listed below."""
 
-    _shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
+o  order. physical: by block id. eviction: what an allocation takes next
+   stands first (fresh blocks, then idle ones as the policy evicts them).
+   owner: by request, then by position. prefix: along the prefix tree,
+   what saved most tokens first. age: the oldest content first. While the
+   run goes on, blocks change places once a second at most.
+g  what cells show. refcount: as above. owner: the same, in the colour of
+   the owner (letters a-h where there are no colours; two requests may
+   have the same). age: the digit n is an age below 2^(n+1) steps since
+   the block was taken. heat: how often a published block was found.
+d  all blocks at once, or one block a cell with scrolling.
+
+Blocks of what was selected last, a request or a prefix, are underlined.
+Enter on a block leads to its owner among the requests; when that one is
+selected already, to its next owner; of a block that nobody holds to its
+prefix in the tree, as v always does. w tells the life of the owner; of
+several: of the one selected. Where a small pool leaves room, the
+sequences that hold most of it are listed below."""
+
+    def __init__(self, view: BlockView) -> None:
+        super().__init__()
+        self.view = view
+        self._shares: tuple[int, int] | None = None  # rows of the map and of the list of holders; None: no list
 
     def compose_body(self) -> ComposeResult:
-        yield BlockMap(id="map")
+        yield Lines(id="settings")
+        yield BlockMap(self.view, id="map")
         yield Lines(id="legend")
-        yield Lines(id="under-cursor")
         yield Lines(id="holders")
 
     @property
@@ -78,13 +78,24 @@ hold most of it are listed below."""
     def show_frame(self, frame: Frame) -> None:
         self._share_out(frame)
         self.map.update_frame(frame)
-        chosen = frame.state.sequences.get(str(frame.selected.get("request", "")))
-        self.map.light(frozenset(chosen.held if chosen else ()))
+        self.map.light(self._lit(frame))
+        self.view.cell = self.map.cell_blocks()
         holders = self.query_one("#holders", Lines)
         if holders.display:
             holders.set_lines([cut(line, self.size.width) for line in holder_lines(frame, *holders.size)])
-        self._show_legend()
-        self._show_cursor(frame)
+        self._show_settings(frame)
+
+    def _lit(self, frame: Frame) -> frozenset[int]:
+        """Blocks of what was chosen last, the request or the prefix."""
+        for kind in reversed(frame.selected):
+            if kind == "request":
+                chosen = frame.state.sequences.get(str(frame.selected[kind]))
+                return frozenset(chosen.held if chosen else ())
+            if kind == "prefix":
+                block = self.view.tree.block_of.get(int(frame.selected[kind]))
+                runs = self.view.tree.runs
+                return frozenset(() if block is None else runs.blocks(int(runs.run_of[block])).tolist())
+        return frozenset()
 
     def _share_out(self, frame: Frame) -> None:
         """Give the rows that the map has no blocks for to the list of holders."""
@@ -101,10 +112,10 @@ hold most of it are listed below."""
 
     @on(BlockMap.Moved)
     def _on_moved(self) -> None:
+        """Goes on to the screen."""
         if self.frame is not None and self.is_mounted:
-            self._show_legend()
-            self._show_cursor(self.frame)
-            self.kvtop.choose("block", self.map.cursor)
+            self.view.cell = self.map.cell_blocks()
+            self._show_settings(self.frame)
 
     @on(BlockMap.Opened)
     def _on_opened(self, event: BlockMap.Opened) -> None:
@@ -112,113 +123,42 @@ hold most of it are listed below."""
             chosen = self.kvtop.selected.get("request")
             after = owners.index(str(chosen)) + 1 if chosen in owners else 0
             self.kvtop.select("request", owners[after % len(owners)])
+        else:
+            self.open_prefix()
+
+    def open_prefix(self) -> None:
+        """To the prefix of the block under the cursor, in the tree."""
+        pool = self.frame.state.pool if self.frame else None
+        key = pool.key[self.map.cursor] if pool is not None and self.map.cursor < pool.num_blocks else None
+        if key is None:
+            self.notify("nobody holds this block, and it is not published", timeout=2)
+        else:
+            self.kvtop.select("prefix", key)
 
     def owners_under_cursor(self) -> list[str]:
         """Who holds the block under the cursor; where a cell is several blocks, who holds any of them."""
-        pool, grid = self.frame.state.pool if self.frame else None, self.map.grid
+        pool = self.frame.state.pool if self.frame else None
         if pool is None:
             return []
-        first = self.map.cursor // grid.density * grid.density
-        return list(dict.fromkeys(name for names in pool.owners[first : first + grid.density] for name in names))
+        return list(dict.fromkeys(name for block in self.map.cell_blocks() for name in pool.owners[block]))
 
-    def _show_legend(self) -> None:
-        legend, grid, shown = self.query_one("#legend", Lines), self.map.grid, self.map.size.height
-        width = legend.size.width
+    def _show_settings(self, frame: Frame) -> None:
+        settings, grid, shown = self.query_one("#settings", Lines), self.map.grid, self.map.size.height
+        width = settings.size.width
+        name = self.view.order_name
+        order = f"eviction ({clean(policy_of(frame.state))})" if name == "eviction" else name
         scale = "1 cell = 1 block" if grid.density == 1 else f"1 cell = {grid.density:,} blocks"
-        if self.map.grid.num_rows > shown > 0:
+        line: Line = [
+            ("order ", "soft"), (order, "strong"), ("   shows ", "soft"), (self.map.look, "strong"), ("   ", ""),
+            (scale, "text"),
+        ]  # fmt: skip
+        right: Line = []
+        if grid.num_rows > shown > 0:
             last = min(grid.num_rows, self.map.top + shown)
-            scale = f"rows {self.map.top + 1:,}-{last:,} of {grid.num_rows:,}"
-        legend.set_lines([cut(spread(_LEGEND, [(scale, "soft")], width), width)])
-
-    def _show_cursor(self, frame: Frame) -> None:
-        detail, pool = self.query_one("#under-cursor", Lines), frame.state.pool
-        width = detail.size.width
-        if pool is None or not pool.num_blocks:
-            detail.set_lines([[("no pool yet", "soft")], []])
-            return
-        block = self.map.cursor
-        density = self.map.grid.density
-        first = _cell_line(pool, block, density) if density > 1 else _block_line(pool, block, width)
-        owners = [pool.owners[b] for b in range(block, min(block + density, pool.num_blocks))]
-        second = _owners_line(frame.state, block, owners, width)
-        if density == 1:
-            second += _key(pool, block, width - width_of(second))
-        detail.set_lines([cut(first, width), second])
-
-
-def _block_line(pool: PoolState, block: int, width: int) -> Line:
-    """Block, state, tokens, last use, hits: without what does not apply to its state, or does not fit."""
-    line: Line = [("block ", "soft"), (whole(block), "strong"), ("  ", ""), *_state(pool, block)]
-    facts: list[Line] = []
-    if pool.pins[block]:
-        facts.append([("  pinned", "warn")])
-    if pool.state[block] != FRESH:
-        facts += [
-            [("  tokens ", "soft"), (f"{pool.filled[block]}/{pool.block_size}", "text")],
-            [("  prefix hits ", "soft"), (whole(pool.uses[block]), "text")],
-            [("  last use step ", "soft"), (whole(pool.last_use_step[block]), "text")],
-        ]
-    for fact in facts:
-        line += fact if width_of(line) + width_of(fact) <= width else []
-    return line
-
-
-def _key(pool: PoolState, block: int, room: int) -> Line:
-    """The published key, short: its last eight hexadecimal digits."""
-    key = pool.key[block]
-    line: Line = [("  published as ", "soft"), (f"{key & 0xFFFFFFFF:08x}", "text")] if key is not None else []
-    if not line and pool.state[block] == USED:
-        line = [("  not published", "soft")]
-    return line if width_of(line) <= room else []
-
-
-def _state(pool: PoolState, block: int) -> Line:
-    state, count = pool.state[block], pool.refcount[block]
-    if state == FRESH:
-        return [("fresh", "text")]
-    if state == IDLE:
-        return [("idle", "idle")]
-    if state != USED:
-        return [("in transfer", "transfer")]
-    if count > 1:
-        return [(f"shared by {count:,}", "shared")]
-    return [("used by 1", "used")]
-
-
-def _cell_line(pool: PoolState, first: int, density: int) -> Line:
-    """What the blocks of one cell are."""
-    start = first // density * density
-    last = min(start + density, pool.num_blocks)
-    states = pool.state[start:last]
-    shared = sum(1 for count in pool.refcount[start:last] if count > 1)
-    line: Line = [("blocks ", "soft"), (f"{start:,}-{last - 1:,}", "strong"), ("  ", "")]
-    used, idle, fresh = states.count(USED), states.count(IDLE), states.count(FRESH)
-    line += [(f"{used} used", "used"), (f" ({shared} shared)  " if shared else "  ", "shared")]
-    line += [(f"{idle} idle  ", "idle"), (f"{fresh} fresh", "text")]
-    if used:
-        filled = sum(pool.filled[b] for b in range(start, last) if pool.state[b] == USED)
-        line += [("  tokens ", "soft"), (f"{filled:,}/{used * pool.block_size:,}", "text")]
-    return line
-
-
-def _owners_line(state: RunState, block: int, owners: list[list[str]], width: int) -> Line:
-    """Who holds the cell; for a single block also at which position of the sequence."""
-    names = Counter(owner for one in owners for owner in one)
-    if not names:
-        return [("held by nobody", "soft")]
-    parts = [clean(name) if len(owners) == 1 else f"{clean(name)} ×{count}" for name, count in names.most_common()]
-    head: Line = [("held by ", "soft")]
-    where = _position(state, block, next(iter(names))) if len(owners) == 1 else None
-    tail: Line = []
-    if where is not None:
-        size = state.pool.block_size if state.pool else 1
-        tail = [("  positions ", "soft"), (f"{where * size:,}-{where * size + size - 1:,}", "text")]
-    room = max(8, width - width_of(head) - width_of(tail))
-    return [*head, (join_fitting(parts, room), "text"), *tail]
-
-
-def _position(state: RunState, block: int, owner: str) -> int | None:
-    """Index of ``block`` in its owner's block table."""
-    seq = state.sequences.get(owner)
-    table = next((t for t in seq.tables if block in t), None) if seq is not None else None
-    return None if table is None else table.index(block)
+            right = [(f"rows {self.map.top + 1:,}-{last:,} of {grid.num_rows:,}", "soft")]
+        elif name == "eviction":
+            right = [("top left is taken next", "soft")]
+        settings.set_lines([cut(spread(line, right, width), width)])
+        self.query_one("#legend", Lines).set_lines(
+            [cut(legend(self.map.look, grid.density == 1, self.map.letters), width)]
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.model import Samples
+from kvtop.state.numbers import PARTS
 from kvtop.state.windows import Summary, summarise
 from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
@@ -37,8 +38,10 @@ the height. Under VIRTUAL TIME all times are the simulated clock's."""
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         state = frame.state
         rows = (("TTFT", state.ttft), ("ITL", state.itl), ("queue", state.queue))
-        out: list[Line] = [[(f"{'':<6}{'p50':>8}{'p95':>9}{'p99':>9}{'n':>7}", "faint")]]
-        out += [_row(name, summarise(samples)) for name, samples in rows]
+        parts = [part for part in PARTS if part != "p95" or width >= 36]
+        head = "".join(f"{part:>8}" for part in parts)
+        out: list[Line] = [[(f"{'':<6}{head}{'n':>6}", "faint")]]
+        out += [_row(name, summarise(samples), parts) for name, samples in rows]
         chart_rows = (height - len(out)) // 2
         if chart_rows >= 1:
             for name, samples in rows[:2]:
@@ -46,11 +49,13 @@ the height. Under VIRTUAL TIME all times are the simulated clock's."""
         return out[:height]
 
 
-def _row(name: str, summary: Summary) -> Line:
+def _row(name: str, summary: Summary, parts: list[str]) -> Line:
     if not summary.n:
         return [(f"{name:<6}", "title"), (f"{'-':>8}", "text"), ("  no samples yet", "soft")]
-    numbers = f"{duration(summary.p50):>8}{_high(summary, summary.p95):>9}{_high(summary, summary.p99):>9}"
-    return [(f"{name:<6}", "title"), (f"{numbers}{short(summary.n):>7}", "text")]
+    values = [getattr(summary, part) for part in parts]
+    shown = [duration(values[0]), *(_high(summary, value) for value in values[1:])]
+    numbers = "".join(f"{value:>8}" for value in shown)
+    return [(f"{name:<6}", "title"), (f"{numbers}{short(summary.n):>6}", "text")]
 
 
 def _high(summary: Summary, value: float | None) -> str:

@@ -7,7 +7,7 @@ import time
 from kvtop.state.model import RunState
 from kvtop.state.request_logs import RequestLog
 from kvtop.tui.frame import Frame
-from kvtop.tui.glyphs import BARS
+from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, duration, fit, percent
 from kvtop.tui.widgets.lines import Line, width_of
@@ -15,7 +15,7 @@ from kvtop.why.live import facts_now
 from kvtop.why.strip import Phase, Strip, strip_of
 
 _SHARE = 10  # drawing a life takes at most one part in so many of the time
-_LABEL = 10
+_LABEL = 12
 _STYLES = {"late": "soft", "queue": "warn", "prefill": "prefill", "decode": "good", "preempted": "bad", "redo": "many"}
 _BAR = "▪"
 
@@ -87,9 +87,9 @@ def _age(state: RunState, log: RequestLog) -> tuple[object, ...]:
 def _draw(strip: Strip, state: RunState, name: str, width: int, height: int) -> list[Line]:
     """Phases from the top (the last ones, where there is no room for all), blocks and ITL below."""
     track = width - _LABEL - 2
-    below = _underneath(strip, state, track) if height >= 5 else []
-    room = max(1, height - len(below) - 1)
     phases = strip.phases
+    below = _underneath(strip, state, track, max(1, (height - 1 - len(phases)) // 2)) if height >= 5 else []
+    room = max(1, height - len(below) - 1)
     out: list[Line] = [_axis(strip, name, width)]
     if len(phases) > room:
         hidden = len(phases) - room + 1
@@ -124,39 +124,41 @@ def _row(phase: Phase, strip: Strip, track: int, width: int) -> Line:
     bar = (glyph * length, style)
     if room_after >= min(len(words), 24) or room_after >= room_before:
         return [*label, (" " * start, ""), bar, (" ", ""), (fit(words, max(0, room_after)).rstrip(), "soft")]
+    if max(room_after, room_before) < min(len(words), 12) and length > len(words) + 8:  # in the bar
+        before = (length - len(words)) // 2 - 1
+        after = length - before - len(words) - 2
+        return [*label, (" " * start, ""), (glyph * before, style), (f" {words} ", "soft"), (glyph * after, style)]
     told = fit(words, room_before).rstrip()
     line: Line = [*label, (" " * (start - len(told) - 1), ""), (told, "soft"), (" ", ""), bar]
     return line if width_of(line) <= width else [*label, (" " * start, ""), bar]
 
 
-def _underneath(strip: Strip, state: RunState, track: int) -> list[Line]:
+def _underneath(strip: Strip, state: RunState, track: int, rows: int) -> list[Line]:
     size = state.pool.block_size if state.pool is not None else 0
     levels = _levels(strip, track)
     out: list[Line] = []
     if size and any(levels):
         blocks = [-(-level // size) if level else 0 for level in levels]
-        out.append(_chart("blocks", blocks, f"{max(blocks):,}", track, "usedchart"))
+        out += _chart("blocks", blocks, f"{max(blocks):,}", track, rows, "usedchart")
     gaps = _gaps(strip, track)
     if any(gaps):
-        out.append(_chart("ITL", gaps, duration(max(gaps)), track, "itl"))
+        out += _chart("ITL", gaps, duration(max(gaps)), track, rows, "itl")
     return out
 
 
-def _chart(name: str, values: list[int], top: str, track: int, style: str) -> Line:
-    peak = max(values)
-    cells = "".join(BARS[max(1, round(v / peak * 8))] if v else " " for v in values)
-    label = f" {name} {top}"
-    return [(fit(label, _LABEL + 1), "soft"), (cells[:track], style)]
+def _chart(name: str, values: list[int], top: str, track: int, rows: int, style: str) -> list[Line]:
+    label = fit(f" {name} {top}", _LABEL + 1)
+    drawn = bar_chart([float(value) for value in values], track, rows)
+    return [[(label if i == 0 else " " * (_LABEL + 1), "soft"), (row, style)] for i, row in enumerate(drawn)]
 
 
 def _levels(strip: Strip, track: int) -> list[int]:
     """Positions held at the end of each of ``track`` parts of its life."""
     total, out, place, level = max(1, strip.end_ns - strip.start_ns), [], 0, 0
     for i in range(track):
-        until, peak = strip.start_ns + (i + 1) * total // track, 0
+        until = strip.start_ns + (i + 1) * total // track
         while place < len(strip.tokens) and strip.tokens[place][0] <= until:
             level = strip.tokens[place][1]
-            peak = max(peak, level)
             place += 1
         out.append(level)
     return out
@@ -167,6 +169,6 @@ def _gaps(strip: Strip, track: int) -> list[int]:
     total, out = max(1, strip.end_ns - strip.start_ns), [0] * track
     for t_ns, gap in strip.gaps:
         place = min(track - 1, (t_ns - strip.start_ns) * track // total)
-        if 0 <= place:
+        if place >= 0:
             out[place] = max(out[place], gap)
     return out

@@ -56,7 +56,7 @@ and, for the head of the queue, when that is enough: as soon as those named
 have run to their token limit. It is an estimate; they may stop earlier.
 w tells the whole life of the selected one, Enter draws it.
 
-/ filters; all terms hold: tenant:acme why:evicted wait>1s hit<10 !state:done
+/ filters; all terms hold: tenant:acme why:evicted wait>1s hit<10
 A bare word is part of an id; ! negates a word; * stands for any letters.
 {grammar()}"""
 
@@ -102,7 +102,8 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         ids = self._ordered(kept, by_id)
         self.table.empty_text = self._nothing(frame, len(rows))
         self.table.mark_columns(self._marks())
-        self.table.set_rows(ids, lambda row_id: _cells(by_id.get(row_id)))
+        roomy = self.table.is_roomy
+        self.table.set_rows(ids, lambda row_id: _cells(by_id.get(row_id), roomy))
         self._show_picked()
 
     def _ordered(self, kept: list[Row], by_id: dict[str, Row]) -> list[str]:
@@ -158,7 +159,7 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
 
     def action_sort(self, direction: int) -> None:
         """The next column that can be seen."""
-        shown = {COLUMNS[i].key for i, _, _ in self.table._shown()}
+        shown = {COLUMNS[i].key for i, _, _ in self.table.shown()}
         keys = [key for key in SORTS if not key or key in shown]
         place = keys.index(self.sort) if self.sort in keys else 0
         self.sort, self.is_reversed = keys[(place + direction) % len(keys)], False
@@ -245,5 +246,5 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
             self.kvtop.choose("request", request_of(event.row_id)[0])
 
 
-def _cells(row: Row | None) -> list[Cell]:
-    return [] if row is None else cells_of(row)
+def _cells(row: Row | None, roomy: bool) -> list[Cell]:
+    return [] if row is None else cells_of(row, roomy)

@@ -28,6 +28,8 @@ SCREENS: tuple[ScreenEntry, ...] = (
     ScreenEntry("1", "Overview", "kvtop.tui.screens.overview:OverviewScreen"),
     ScreenEntry("2", "Block map", "kvtop.tui.screens.blocks:BlocksScreen", shows=("block",)),
     ScreenEntry("4", "Requests", "kvtop.tui.screens.requests:RequestsScreen", shows=("request",)),
+    ScreenEntry("5", "Latency", "kvtop.tui.screens.latency:LatencyScreen"),
+    ScreenEntry("7", "Memory calculator", "kvtop.tui.screens.memory:MemoryScreen"),
     ScreenEntry("8", "Events", "kvtop.tui.screens.events:EventsScreen"),
 )
 

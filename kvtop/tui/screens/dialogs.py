@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -16,6 +18,8 @@ from kvtop.tui.glyphs import to_ascii
 from kvtop.tui.panels.base import Panel, panel_of
 from kvtop.tui.text import clean, measured
 from kvtop.tui.widgets.key_bar import key_name
+
+WIDTH = 75  # of text in a dialog on 80 columns
 
 
 class TextDialog(ModalScreen[None]):
@@ -94,7 +98,7 @@ def help_text(screen: Screen) -> str:
     for panel in panels:
         if panel is not focused:
             parts += ["", *_words(panel)[:-1]]
-    return "\n".join(parts)
+    return "\n".join(piece for part in parts for line in part.splitlines() or [""] for piece in _wrapped(line))
 
 
 def explanation(panel: Panel, state: RunState) -> str:
@@ -105,6 +109,14 @@ def explanation(panel: Panel, state: RunState) -> str:
         parts += [f"{number.title} = {measured(number.read(state), number.unit)}", f"    {number.formula}"]
         parts += [f"    {number.window}; {number.source}  ({name})", ""]
     return "\n".join([*parts, panel.HELP])
+
+
+def _wrapped(line: str) -> list[str]:
+    """``line`` in pieces that an 80-column dialog shows whole, the later ones under the second column of it."""
+    if len(line) <= WIDTH:
+        return [line]
+    first = re.match(r"\s*\S+\s\s+", line)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (first.end() if first else 0))
 
 
 def _words(panel: Panel) -> list[str]:

@@ -109,6 +109,10 @@ class LineTable(DrawnWidget, can_focus=True):
         self._clamp_top()
         self._redraw_changed()
 
+    def cells(self, row_id: str) -> list[Cell]:
+        """What is in a row, for every column."""
+        return self._cells_of(row_id)
+
     def clear_rows(self) -> None:
         self._drawn.clear()
 
@@ -160,15 +164,20 @@ class LineTable(DrawnWidget, can_focus=True):
         self._drawn[y] = (content, strip)
         return strip
 
-    def _shown(self) -> list[Shown]:
+    def shown(self) -> list[Shown]:
         """The columns that fit; the last one takes what is left."""
         width = self.size.width
         *fixed, last = [(i, c, c.width) for i, c in enumerate(self.columns) if width >= c.min_table]
         return [*fixed, (last[0], last[1], left_for_last(fixed, width))]
 
+    @property
+    def is_roomy(self) -> bool:
+        """The last column keeps to itself."""
+        return self.shown()[-1][2] >= ROOMY
+
     def _header(self) -> Strip:
         line: Line = [(" ", "")]
-        for i, column, width in self._shown():
+        for i, column, width in self.shown():
             title, style = column.title + self.marks.get(i, ""), "title" if i in self.marks else "faint"
             line += [(fit(title, width, column.align), style), (" " * gap(self.size.width), "")]
         return self.strip_of(line, self.size.width)
@@ -180,7 +189,7 @@ class LineTable(DrawnWidget, can_focus=True):
         cells, over = content
         if len(cells) != len(self.columns):
             return self.strip_of([(" ", ""), *cells], width)
-        shown = self._shown()
+        shown = self.shown()
         last = shown.pop()[0]
         if left_for_last(shown, width) < ROOMY:  # a narrow last column takes over the empty cells to its left
             while shown and not cells[shown[-1][0]][0]:
@@ -245,7 +254,7 @@ class LineTable(DrawnWidget, can_focus=True):
                 self._move_to(index)
             return
         end = 1
-        for i, _, width in self._shown():
+        for i, _, width in self.shown():
             end += width + gap(self.size.width)
             if event.x < end:
                 self.post_message(self.HeaderClicked(i))

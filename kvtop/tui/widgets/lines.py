@@ -11,10 +11,10 @@ from textual.widget import Widget
 
 from kvtop.tui.glyphs import to_ascii
 from kvtop.tui.text import fit
-from kvtop.tui.theme import STYLES
+from kvtop.tui.theme import styles_of
 
 Span = tuple[str, str]
-"""Text (already clean) and the name of its style in ``theme.STYLES``."""
+"""Text (already clean) and the name of its style in ``theme.styles_of``."""
 Line = list[Span]
 
 
@@ -41,7 +41,8 @@ class DrawnWidget(Widget):
         """Style ``name`` on this widget's background, with style ``over`` on top."""
         style = self._resolved.get((name, over))
         if style is None:
-            style = self.rich_style + STYLES[name] + STYLES[over]
+            styles = styles_of(self.app.theme)
+            style = self.rich_style + styles[name] + styles[over]
             self._resolved[(name, over)] = style
         return style
 

@@ -1,0 +1,305 @@
+"""Which blocks a server's ranks have cached, from its KV events alone, as decisions on one logical pool.
+
+Each (rank, group, hash) on the device has a logical block of its own: a block of the pool that the server would not
+tell the number of. A hash stored twice is there twice, until it has been removed twice. Other tiers are counted only.
+Messages that were lost make a rank *partial*: blocks may be missing, or long gone, until the server clears its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtop.attach.kv_decode import DEVICE, Batch, Cleared, Removed, Stored
+from kvtop.engine.events import BlockRow, Decision, Event, Keyframe, KvEvents, KvStream
+
+GROWTH = 2
+FIRST_BLOCKS = 256  # of a pool whose size is not known
+MAX_REPLAY = 1_000_000  # messages; a larger jump of the sequence numbers is no gap that anybody could fill
+
+Replay = Callable[[int, int], list[tuple[int, Batch]]]
+"""(first, last missing sequence number) -> what the publisher still has of it, in order."""
+
+Name = tuple[str, int]  # endpoint, rank
+Place = tuple[Name, str, int, int]  # rank, medium, group, hash
+
+
+@dataclass(slots=True)
+class _Block:
+    blocks: list[int]  # logical blocks of its copies (on the device), one entry a copy
+    parent: int | None
+    is_orphan: bool = False
+
+
+@dataclass(slots=True)
+class _Rank:
+    source: str
+    number: int
+    last_seq: int = -1
+    num_messages: int = 0
+    num_events: int = 0
+    num_lost: int = 0
+    num_replayed: int = 0
+    num_orphans: int = 0
+    tiers: dict[str, int] = field(default_factory=dict)
+    partial: str = ""
+    lag_ns: int | None = None
+    groups: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> Name:
+        return self.source, self.number
+
+
+class KvTracker:
+    """All ranks of all endpoints, in one pool. Not thread-safe. ``num_blocks``: of the pool, where it is known.
+
+    What has been noted since (``decisions``, ``notes``, ...) is there for ``drain``.
+    """
+
+    def __init__(self, num_blocks: int | None = None, *, keep_tokens: bool = False) -> None:
+        self.num_blocks = num_blocks or FIRST_BLOCKS
+        self.block_size = 0
+        self.problems: dict[str, str] = {}  # by endpoint
+        self.ranks: dict[Name, _Rank] = {}
+        self.cached: dict[Place, _Block] = {}
+        self.decisions: list[Decision] = []
+        self.stored = self.removed = 0
+        self.notes: list[str] = []
+        self.tokens: list[tuple[int, list[int]]] = []
+        self.keep_tokens = keep_tokens
+        self.outgrown = True  # the pool has to be told anew: its size, or that of its blocks, has changed
+        self._heard = False
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self._waiting: dict[Place, set[Place]] = {}  # parent that is not known -> blocks below it
+
+    # Messages ------------------------------------------------------------------------------------------------
+
+    def take(self, source: str, seq: int, batch: Batch, now_s: float, replay: Replay | None = None) -> None:
+        """Fold the next message of an endpoint; what is missing before it is asked for with ``replay``."""
+        name = (source, batch.rank or 0)
+        rank = self.ranks.get(name)
+        if rank is None:
+            rank = self.ranks[name] = _Rank(*name)
+            self._join(rank, seq, now_s, replay)
+        elif seq <= rank.last_seq:  # a publisher counts up from 0, and never back
+            self._restarted(rank)
+            self._join(rank, seq, now_s, replay)
+        elif seq > rank.last_seq + 1:
+            self._fill(rank, rank.last_seq + 1, seq - 1, now_s, replay)
+        self._apply(rank, seq, batch, now_s)
+
+    def _join(self, rank: _Rank, seq: int, now_s: float, replay: Replay | None) -> None:
+        """The first message of a rank: what came before it, if anything did, has to be asked for."""
+        if seq > 0:
+            self._fill(rank, 0, seq - 1, now_s, replay, late=True)
+
+    def _fill(
+        self, rank: _Rank, first: int, last: int, now_s: float, replay: Replay | None, late: bool = False
+    ) -> None:
+        """Messages ``first .. last`` were not seen. Those that come back late are folded like any other."""
+        found = replay(first, last) if replay is not None and last - first < MAX_REPLAY else []
+        before = rank.num_replayed
+        for seq, batch in found:
+            if first <= seq <= last and seq > rank.last_seq and (batch.rank or 0) == rank.number:
+                self._apply(rank, seq, batch, now_s)
+                rank.num_replayed += 1
+        asked, got = last - first + 1, rank.num_replayed - before
+        what = f"{rank.source} rank {rank.number}: "
+        if got == asked:
+            if not late:
+                self.notes.append(f"{what}{asked:,} messages were lost on the way and came when asked for again")
+            return
+        lost = asked - got
+        why = "no replay endpoint was given" if replay is None else "the replay endpoint no longer has them"
+        if late:
+            rank.partial = f"listening since message {last + 1:,}: {why}"
+            self.notes.append(f"{what}{lost:,} messages were published before kvtop listened; {why}")
+        else:
+            rank.num_lost += lost
+            rank.partial = f"gap of {lost:,} messages: {why}"
+            self.notes.append(f"{what}{lost:,} messages were lost ({first:,} to {last:,}); {why}")
+
+    def _restarted(self, rank: _Rank) -> None:
+        self.notes.append(f"{rank.source} rank {rank.number}: its publisher began anew: what it had cached is gone")
+        self._clear(rank, "restart")
+        rank.last_seq, rank.partial = -1, ""
+
+    def _apply(self, rank: _Rank, seq: int, batch: Batch, now_s: float) -> None:
+        rank.last_seq, self._heard = seq, True
+        rank.num_messages += 1
+        rank.num_events += len(batch.events)
+        lag_s = None if batch.t_s is None else now_s - batch.t_s
+        rank.lag_ns = int(lag_s * 1e9) if lag_s is not None and -0.001 <= lag_s < 3600 else None
+        for event in batch.events:
+            match event:
+                case Stored():
+                    self._store(rank, event)
+                case Removed():
+                    self._remove(rank, event)
+                case Cleared():
+                    self.notes.append(f"{rank.source} rank {rank.number}: the server cleared its cache")
+                    self._clear(rank, "reset")
+                    rank.partial = ""
+
+    # Blocks --------------------------------------------------------------------------------------------------
+
+    def _store(self, rank: _Rank, event: Stored) -> None:
+        if not self.block_size:
+            self.block_size, self.outgrown = event.block_size, True
+        parent, size = event.parent, event.block_size
+        rank.groups.add(event.group)
+        for index, key in enumerate(event.hashes):
+            place = (rank.name, event.medium, event.group, key)
+            block = self.cached.get(place)
+            if block is None:
+                block = self.cached[place] = _Block([], parent)
+                self._hang(rank, place, block)
+            rank.tiers[event.medium] = rank.tiers.get(event.medium, 0) + 1
+            if event.medium == DEVICE:
+                self._publish(event.group, key, parent, block)
+            else:
+                block.blocks.append(-1)
+            if self.keep_tokens:
+                self.tokens.append((key, [t for t in event.tokens[index * size : (index + 1) * size] if _is_id(t)]))
+            parent = key
+
+    def _hang(self, rank: _Rank, place: Place, block: _Block) -> None:
+        """Note whether its parent is known, and whose parent it is."""
+        name, medium, group, key = place
+        if block.parent is not None:
+            above = (name, medium, group, block.parent)
+            if above not in self.cached:
+                block.is_orphan = True
+                rank.num_orphans += 1
+                self._waiting.setdefault(above, set()).add(place)
+        for below in self._waiting.pop((name, medium, group, key), ()):
+            child = self.cached.get(below)
+            if child is not None and child.is_orphan:
+                child.is_orphan = False
+                rank.num_orphans -= 1
+
+    def _publish(self, group: int, key: int, parent: int | None, block: _Block) -> None:
+        if not self._free:
+            self._grow()
+        logical = self._free.pop()
+        block.blocks.append(logical)
+        self.decisions += (
+            ("alloc", "", group, logical, 0),
+            ("publish", "", group, logical, key, parent),
+            ("free", "", group, logical, "release"),
+        )
+        self.stored += 1
+
+    def _remove(self, rank: _Rank, event: Removed) -> None:
+        for key in event.hashes:
+            for place in self._places(rank, event, key):
+                self._drop(rank, place, "evict")
+
+    def _places(self, rank: _Rank, event: Removed, key: int) -> list[Place]:
+        """Where ``key`` is, as far as the event says; [] when it is not known."""
+        media = [event.medium] if event.medium is not None else list(rank.tiers)
+        groups = [event.group] if event.group is not None else list(rank.groups)
+        places = ((rank.name, medium, group, key) for medium in media for group in groups)
+        return [place for place in places if place in self.cached]
+
+    def _drop(self, rank: _Rank, place: Place, how: str) -> None:
+        """One copy of a block is gone."""
+        _, medium, group, key = place
+        block = self.cached[place]
+        logical = block.blocks.pop()
+        rank.tiers[medium] -= 1
+        if medium == DEVICE:
+            if how == "evict":
+                self.decisions.append(("evict", "", group, logical, key, block.parent, None, None, None))
+                self.removed += 1
+            else:
+                self.decisions.append(("unpublish", group, logical, key, how))
+            self._free.append(logical)
+        if block.blocks:
+            return
+        del self.cached[place]
+        if block.is_orphan:
+            rank.num_orphans -= 1
+            if block.parent is not None:
+                self._forget_waiting((place[0], medium, group, block.parent), place)
+
+    def _forget_waiting(self, above: Place, place: Place) -> None:
+        waiting = self._waiting.get(above)
+        if waiting is not None:
+            waiting.discard(place)
+            if not waiting:
+                del self._waiting[above]
+
+    def _clear(self, rank: _Rank, why: str) -> None:
+        """All blocks of one rank are gone; the others' are not."""
+        for place in [place for place in self.cached if place[0] == rank.name]:
+            while place in self.cached:
+                self._drop(rank, place, why)
+        self.decisions.append(("cleared", "done"))
+
+    # Pool ----------------------------------------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        before, self.num_blocks = self.num_blocks, self.num_blocks * GROWTH
+        self._free = list(range(self.num_blocks - 1, before - 1, -1))
+        self.outgrown = True
+
+    def resize(self, num_blocks: int) -> None:
+        """The pool's size has become known. One that is too small for what is in it stays as it is."""
+        highest = max((logical for block in self.cached.values() for logical in block.blocks), default=-1)
+        if num_blocks == self.num_blocks or highest >= num_blocks:
+            return
+        if num_blocks > self.num_blocks:
+            self._free[:0] = range(num_blocks - 1, self.num_blocks - 1, -1)
+        else:
+            self._free = [logical for logical in self._free if logical < num_blocks]
+        self.num_blocks, self.outgrown = num_blocks, True
+
+    def drain(self, step: int, t_ns: int) -> list[Event]:
+        """What has happened since the last call: the pool anew where it has another size, then the changes."""
+        events: list[Event] = []
+        if self.outgrown:
+            events.append(self.keyframe(step, t_ns))
+            self.decisions = []
+        if not events and not self.decisions and not self.notes and not self._heard:
+            return []
+        events.append(
+            KvEvents(
+                step=step, t_ns=t_ns, decisions=self.decisions, stored=self.stored, removed=self.removed,
+                streams=self.streams(), notes=self.notes, tokens=self.tokens,
+            )
+        )  # fmt: skip
+        self.decisions, self.notes, self.tokens, self.stored, self.removed = [], [], [], 0, 0
+        self._heard = False
+        return events
+
+    def keyframe(self, step: int, t_ns: int) -> Keyframe:
+        """The pool as it is, with what has been noted and not been drained."""
+        rows = [
+            BlockRow(logical, "idle", 0, self.block_size, place[3], block.parent, step, step, 0, 0)
+            for place, block in self.cached.items()
+            for logical in block.blocks
+            if logical >= 0
+        ]
+        self.outgrown = False
+        return Keyframe(
+            step=step, t_ns=t_ns, num_blocks=self.num_blocks, block_size=self.block_size or 1,
+            blocks=sorted(rows, key=lambda row: row.block), sequences=[], totals={},
+        )  # fmt: skip
+
+    def streams(self) -> list[KvStream]:
+        """How far each rank is known."""
+        return [
+            KvStream(
+                rank.source, rank.number, rank.last_seq, rank.num_messages, rank.num_events, rank.num_lost,
+                rank.num_replayed, sum(rank.tiers.values()), rank.num_orphans, rank.partial, rank.lag_ns,
+                self.problems.get(rank.source, ""),
+                {medium: count for medium, count in rank.tiers.items() if count},
+            )
+            for rank in self.ranks.values()
+        ]  # fmt: skip
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,208 @@
+"""Which metric of which server means what: vLLM's names, new and old, and SGLang's, under one name of kvtop's.
+
+Of several metrics that mean the same, an engine's first one counts: a server that serves the old name beside the new
+one is not counted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvtop.attach.exposition import Series
+from kvtop.engine.events import EngineSample, Histogram
+
+GAUGES: dict[str, tuple[str, ...]] = {
+    "usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "hit_rate": ("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate"),
+    "capacity_tokens": ("sglang:max_total_num_tokens",),
+}
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "generation_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "query_tokens": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:gpu_prefix_cache_queries_total",
+        "sglang:prompt_tokens_total",
+    ),
+    "hit_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "finished": ("vllm:request_success_total", "sglang:num_requests_total"),
+    "rejected": ("vllm:admission_rejections_total",),
+}
+HISTOGRAMS: dict[str, tuple[str, ...]] = {
+    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    "itl": (
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
+    ),
+    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "tpot": ("vllm:request_time_per_output_token_seconds",),
+    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+}
+REASON_GAUGE = "vllm:num_requests_waiting_by_reason"  # one gauge a reason, ``waiting/REASON``
+INFOS = ("vllm:cache_config_info", "sglang:cache_config_info")
+INFO_LABELS = {
+    "block_size": "block_size",
+    "page_size": "block_size",
+    "num_gpu_blocks": "num_blocks",
+    "num_pages": "num_pages",
+    "enable_prefix_caching": "prefix_caching",
+}
+STARTED = "process_start_time_seconds"
+
+_SHARES = frozenset((*GAUGES["usage"], *GAUGES["hit_rate"]))  # never added up
+_KEYS_OF_ENGINE = ("engine", "dp_rank", "engine_index")
+_PARTS_OF_ENGINE = ("tp_rank", "pp_rank")  # each reports the whole engine: only the first one counts
+
+WANTED = frozenset(
+    (
+        *(name for names in (*GAUGES.values(), *COUNTERS.values()) for name in names),
+        *(f"{name}{end}" for names in HISTOGRAMS.values() for name in names for end in ("_bucket", "_sum", "_count")),
+        *(REASON_GAUGE, *INFOS, STARTED),
+    )
+)
+
+
+@dataclass(slots=True)
+class Meaning:
+    """What a scrape says. ``kind`` "": neither vLLM nor SGLang."""
+
+    kind: str
+    engines: list[EngineSample]
+    started: float | None
+
+
+@dataclass(slots=True)
+class _Engine:
+    model: str
+    values: dict[str, float]  # by metric name, series of one engine added up
+    buckets: dict[str, dict[float, float]]
+    info: dict[str, str]
+    broken: dict[str, str]  # by metric name
+
+
+def understand(series: Iterable[Series]) -> Meaning:
+    """``series`` sorted by engine and put under kvtop's names."""
+    engines: dict[tuple[str, str], _Engine] = {}
+    kind, started = "", None
+    for found in series:
+        if found.name == STARTED:
+            started = found.value if math.isfinite(found.value) else None
+            continue
+        labels = found.labels
+        kind = kind or found.name.partition(":")[0]
+        if any(labels.get(part, "0") not in ("0", "") for part in _PARTS_OF_ENGINE):
+            continue
+        name = next((labels[key] for key in _KEYS_OF_ENGINE if labels.get(key)), "")
+        key = (name, labels.get("model_name", ""))
+        engine = engines.get(key)
+        if engine is None:
+            engine = engines[key] = _Engine(key[1], {}, {}, {}, {})
+        _add(engine, found)
+    return Meaning(kind, [_sample(name, engine) for (name, _), engine in sorted(_joined(engines).items())], started)
+
+
+def _add(engine: _Engine, found: Series) -> None:
+    name, value = found.name, found.value
+    if name in INFOS:
+        engine.info.update(
+            {
+                INFO_LABELS[label]: text
+                for label, text in found.labels.items()
+                if label in INFO_LABELS and text != "None"
+            }
+        )
+        return
+    if name == REASON_GAUGE:
+        name = f"{name}/{found.labels.get('reason', '')}"
+    if not math.isfinite(value):
+        engine.broken.setdefault(name, found.text[:20])
+    elif name.endswith("_bucket"):
+        bound = _bound(found.labels.get("le", ""))
+        buckets = engine.buckets.setdefault(name[: -len("_bucket")], {})
+        if bound is None:
+            engine.broken.setdefault(name[: -len("_bucket")], f"le={found.labels.get('le', '')[:20]!r}")
+        else:
+            buckets[bound] = buckets.get(bound, 0.0) + value
+    elif name in _SHARES:
+        engine.values[name] = max(engine.values.get(name, 0.0), value)
+    else:
+        engine.values[name] = engine.values.get(name, 0.0) + value
+
+
+def _bound(text: str) -> float | None:
+    try:
+        bound = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(bound) else bound
+
+
+def _joined(engines: dict[tuple[str, str], _Engine]) -> dict[tuple[str, str], _Engine]:
+    """Series without a label for the engine belong to the only one there is; with several they stay by themselves."""
+    for key in [key for key in engines if not key[0] or not key[1]]:
+        fitting = [other for other in engines if other != key and _within(key, other)]
+        if len(fitting) == 1:
+            other, own = engines[fitting[0]], engines.pop(key)
+            for name, value in own.values.items():
+                other.values.setdefault(name, value)
+            other.buckets.update({name: found for name, found in own.buckets.items() if name not in other.buckets})
+            other.info.update(own.info)
+            other.broken.update(own.broken)
+    return engines
+
+
+def _within(key: tuple[str, str], other: tuple[str, str]) -> bool:
+    return key[0] in ("", other[0]) and key[1] in ("", other[1])
+
+
+def _sample(name: str, engine: _Engine) -> EngineSample:
+    broken: dict[str, str] = {}
+    gauges = _pick(GAUGES, engine, broken)
+    reasons = f"{REASON_GAUGE}/"
+    gauges |= {f"waiting/{n[len(reasons) :]}": v for n, v in engine.values.items() if n.startswith(reasons)}
+    counters = _pick(COUNTERS, engine, broken)
+    histograms: dict[str, Histogram] = {}
+    for ours, names in HISTOGRAMS.items():
+        for theirs in names:
+            if theirs in engine.broken or f"{theirs}_bucket" in engine.broken:
+                broken[ours] = engine.broken.get(theirs) or engine.broken[f"{theirs}_bucket"]
+                break
+            if theirs in engine.buckets and (made := _histogram(theirs, engine)) is not None:
+                histograms[ours] = made
+                break
+    return EngineSample(name, engine.model, gauges, counters, histograms, engine.info, broken)
+
+
+def _pick(table: dict[str, tuple[str, ...]], engine: _Engine, broken: dict[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for ours, names in table.items():
+        for theirs in names:
+            if theirs in engine.broken:
+                broken[ours] = engine.broken[theirs]
+                break
+            if theirs in engine.values:
+                found[ours] = engine.values[theirs]
+                break
+    return found
+
+
+def _histogram(name: str, engine: _Engine) -> Histogram | None:
+    """None where the buckets are no cumulative counts."""
+    pairs = sorted(engine.buckets[name].items())
+    bounds, counts = [bound for bound, _ in pairs], [count for _, count in pairs]
+    if any(after < before for before, after in pairwise(counts)):
+        return None
+    if bounds[-1] != math.inf:
+        count = engine.values.get(f"{name}_count")
+        if count is None or count < counts[-1]:
+            return None
+        bounds, counts = [*bounds, math.inf], [*counts, count]
+    return Histogram(bounds, counts, engine.values.get(f"{name}_sum"))

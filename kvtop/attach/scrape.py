@@ -1,0 +1,192 @@
+"""One look at a metrics endpoint: ask, read within a time and a size, say in one line what is wrong with the answer.
+
+``urllib.request`` is used, not httpx: it is there already and costs 0.2 s less to load. Redirects are not followed (the
+key would go with them), and a proxy of the environment is not asked for an address of this machine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+
+from kvtop.attach.exposition import Exposition
+from kvtop.attach.names import WANTED, understand
+from kvtop.engine.errors import UsageError
+from kvtop.engine.events import EngineSample, Sample
+
+MAX_BODY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``url`` is asked; ``shown`` is it without user and password, for screens and files."""
+
+    url: str
+    shown: str
+    is_loopback: bool
+
+
+def address_of(text: str) -> Address:
+    """``HOST:PORT``, or a URL; without a path it is that of /metrics.
+
+    Raises:
+        UsageError: no address, or a scheme that is not HTTP.
+    """
+    full = text if "://" in text else f"http://{text}"
+    try:
+        parts = urllib.parse.urlsplit(full)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise UsageError(f"{text!r} is no address, expected one like http://127.0.0.1:8000") from None
+    if parts.scheme not in SCHEMES:
+        hint = " (KV events belong behind --kv-events)" if parts.scheme == "tcp" else ""
+        raise UsageError(f"{text!r}: found {parts.scheme}://, expected http:// or https://{hint}")
+    if not host or any(c.isspace() or not c.isprintable() for c in full):
+        raise UsageError(f"{text!r} is no address, expected one like http://127.0.0.1:8000")
+    netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+    path = parts.path if parts.path not in ("", "/") else "/metrics"
+    url = urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+    shown = urllib.parse.urlunsplit((parts.scheme, netloc, "" if path == "/metrics" else path, "", ""))
+    return Address(url, shown, host == "localhost" or host.startswith("127.") or host == "::1")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        return None
+
+
+class Scraper:
+    """Looks at one endpoint, again and again. Not thread-safe: one request is in flight at a time.
+
+    ``timeout_s`` bounds a whole answer, however slowly it drips.
+    """
+
+    def __init__(self, address: Address, *, api_key: str | None = None, timeout_s: float = 5.0) -> None:
+        self.address, self.timeout_s = address, timeout_s
+        self._headers = {"Accept": "text/plain", "User-Agent": "kvtop"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        elif "@" in urllib.parse.urlsplit(address.url).netloc:
+            self._headers["Authorization"] = _basic(address.url)
+        self._url = _without_user(address.url)
+        proxies = urllib.request.ProxyHandler({}) if address.is_loopback else urllib.request.ProxyHandler()
+        self._opener = urllib.request.build_opener(proxies, _NoRedirect())
+        self._exposition = Exposition(WANTED)
+
+    def look(self, step: int, t_ns: int) -> Sample:
+        """One sample; whatever goes wrong is its ``problem``. Takes up to about ``timeout_s``."""
+        began = time.monotonic()
+        body, problem = self._fetch()
+        kind, engines, started = "", [], None
+        if not problem:
+            kind, engines, started, problem = self._read(body)
+        took_ns = int((time.monotonic() - began) * 1e9)
+        return Sample(
+            step=step, t_ns=t_ns, server=self.address.shown, kind=kind, problem=problem, engines=engines,
+            took_ns=took_ns, started=started,
+        )  # fmt: skip
+
+    def _read(self, body: bytes) -> tuple[str, list[EngineSample], float | None, str]:
+        problem = ""
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return "", [], None, f"bad response: byte {error.start} is not UTF-8, expected Prometheus text"
+        if not text.strip():
+            return "", [], None, "bad response: empty, expected Prometheus text"
+        parsed = self._exposition.parse(text)
+        if not parsed.num_lines:
+            what = "HTML" if text.lstrip()[:200].lower().startswith(("<!doctype", "<html")) else "no sample in it"
+            problem = f"bad response: {what}, not Prometheus text"
+        elif not parsed.is_whole:
+            problem = f"bad response: cut off after {len(body):,} bytes"
+        elif parsed.num_bad * 2 > parsed.num_lines:
+            problem = f"bad response: {parsed.num_bad:,} of {parsed.num_bad + parsed.num_lines:,} lines are no samples"
+        if problem:
+            return "", [], None, problem
+        meaning = understand(parsed.series)
+        if not meaning.engines:
+            return "", [], None, f"{parsed.num_lines:,} metrics, but none of vLLM or SGLang"
+        return meaning.kind, meaning.engines, meaning.started, ""
+
+    def _fetch(self) -> tuple[bytes, str]:
+        """(body, what is wrong)."""
+        deadline = time.monotonic() + self.timeout_s
+        request = urllib.request.Request(self._url, headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=self.timeout_s) as answer:
+                return self._body(answer, deadline)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return b"", _status(error)
+        except urllib.error.URLError as error:
+            return b"", _cause(error.reason, self.timeout_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return b"", _cause(error, self.timeout_s)
+
+    def _body(self, answer: http.client.HTTPResponse, deadline: float) -> tuple[bytes, str]:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := answer.read1(READ_BYTES):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                return b"", f"bad response: more than {MAX_BODY_BYTES >> 20} MiB"
+            if time.monotonic() > deadline:
+                return b"", f"slow: no whole answer in {self.timeout_s:g} s"
+        expected = answer.headers.get("Content-Length", "")
+        if expected.isdigit() and int(expected) > size and answer.headers.get("Content-Encoding") is None:
+            return b"", f"bad response: cut off after {size:,} of {int(expected):,} bytes"
+        return b"".join(pieces), ""
+
+
+def _status(error: urllib.error.HTTPError) -> str:
+    if error.code in (401, 403):
+        return f"HTTP {error.code}: needs --api-key, or another one"
+    if 300 <= error.code < 400:
+        where = "".join(c for c in error.headers.get("Location", "") if c.isprintable())[:80]
+        return f"HTTP {error.code}: moved to {where or 'an address it does not name'}; give that one"
+    if error.code == 404:
+        return "HTTP 404: no metrics at this address (SGLang: start it with --enable-metrics)"
+    return f"HTTP {error.code}"
+
+
+def _cause(reason: object, timeout_s: float) -> str:
+    """Why there was no answer, in one line."""
+    if isinstance(reason, TimeoutError):
+        return f"slow: no answer in {timeout_s:g} s"
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"TLS: its certificate is not trusted ({reason.verify_message})"
+    if isinstance(reason, ssl.SSLError):
+        return "TLS: no secure connection (is it http, not https?)"
+    if isinstance(reason, ConnectionRefusedError):
+        return "unreachable: connection refused"
+    if isinstance(reason, socket.gaierror):
+        return f"unreachable: {reason.strerror}"
+    if isinstance(reason, http.client.IncompleteRead):
+        return f"bad response: cut off after {len(reason.partial):,} bytes"
+    if isinstance(reason, http.client.HTTPException):
+        return f"bad response: no HTTP ({type(reason).__name__})"
+    text = " ".join(str(getattr(reason, "strerror", None) or reason).split())
+    return f"unreachable: {text or type(reason).__name__}"
+
+
+def _basic(url: str) -> str:
+    import base64
+
+    parts = urllib.parse.urlsplit(url)
+    pair = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()
+
+
+def _without_user(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

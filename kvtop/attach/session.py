@@ -1,0 +1,226 @@
+"""Attached servers as a session: the application polls it as it polls a run of its own. Nothing is ever sent to them.
+
+One thread a metrics endpoint, one for all KV events. They wait, the caller never does: a slow or dead server holds up
+neither the screen nor the others, and has one request in flight. ``t_ns`` is this machine's monotonic clock, from the
+start of the session.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvtop.attach.recorder import Recorder
+from kvtop.attach.scrape import Address, Scraper
+from kvtop.engine.events import (
+    Command,
+    ConfigChanged,
+    Event,
+    Keyframe,
+    Notice,
+    Observed,
+    RunEnded,
+    RunStarted,
+    Sample,
+)
+from kvtop.state.attached import Engine, capacity
+
+POLL_LIMIT = 5_000  # events handed out at once
+DRAIN_S = 0.05  # changes of blocks are put together for so long
+KV_WAIT_S = 0.05
+JOIN_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSpec:
+    """What to look at. ``replays``: the replay endpoint of each of ``kv_events``, or ""."""
+
+    servers: list[Address]
+    kv_events: list[str] = field(default_factory=list)
+    replays: list[str] = field(default_factory=list)
+    interval_s: float = 1.0
+    timeout_s: float = 5.0
+    api_key: str | None = field(default=None, repr=False)
+    record: Path | None = None
+    keep_tokens: bool = False
+
+
+class AttachSession:
+    """``poll`` never waits longer than it is told to; commands do nothing: an attached server is only looked at."""
+
+    def __init__(self, spec: AttachSpec) -> None:
+        self.spec = spec
+        self.ended = False
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._began_s = 0.0
+        self._step = 0
+        self._recorder: Recorder | None = None
+        self._facts: dict[str, Any] = {}  # of the manifest, as servers have told them
+        self._blocks: dict[tuple[str, str], int] = {}  # capacity, by server and engine
+        self._pool_blocks: int | None = None
+
+    def start(self) -> None:
+        """Begin to look; nothing is waited for.
+
+        Raises:
+            UsageError: the directory of the recording cannot be used.
+        """
+        self._began_s = time.monotonic()
+        manifest = self._manifest()
+        if self.spec.record is not None:
+            self._recorder = Recorder(self.spec.record, manifest)
+        self._queue.put(RunStarted(run_id=str(manifest["run_id"]), manifest=manifest))
+        for address in self.spec.servers:
+            self._spawn(self._look, address)
+        if self.spec.kv_events:
+            self._spawn(self._listen)
+
+    def poll(self, timeout_s: float = 0.0) -> list[Event]:
+        """What was seen since the last call, in order; waits up to ``timeout_s`` for the first. [] when nothing was."""
+        events: list[Event] = []
+        try:
+            event = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+            while True:
+                events += self._numbered(event)
+                if len(events) >= POLL_LIMIT:
+                    break
+                event = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        if events and isinstance(events[-1], RunEnded):
+            self.ended = True
+        return self._recorded(events)
+
+    def send(self, command: Command) -> None:
+        """An attached server takes no commands."""
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the looking and the recording. A server that keeps its answer to itself is not waited for."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        deadline = time.monotonic() + min(timeout_s, JOIN_S)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._queue.put(RunEnded(t_ns=self._now_ns(), status="complete"))
+        if self._recorder is not None:
+            while not self.ended:
+                if not self.poll():
+                    break
+            self._recorder.close()
+
+    # Threads -------------------------------------------------------------------------------------------------
+
+    def _spawn(self, target: Any, *args: object) -> None:
+        thread = threading.Thread(target=self._guarded, args=(target, *args), daemon=True, name="kvtop-attach")
+        self._threads.append(thread)
+        thread.start()
+
+    def _guarded(self, target: Any, *args: object) -> None:
+        try:
+            target(*args)
+        except Exception as error:  # a source is lost, the others go on: and it is said
+            text = f"a source ended: {type(error).__name__}: {error}"
+            self._queue.put(Notice(t_ns=self._now_ns(), text=text, level="error"))
+
+    def _now_ns(self) -> int:
+        return int((time.monotonic() - self._began_s) * 1e9)
+
+    def _look(self, address: Address) -> None:
+        """Every ``interval_s``, or as soon as the answer before it is there."""
+        scraper = Scraper(address, api_key=self.spec.api_key, timeout_s=self.spec.timeout_s)
+        due = time.monotonic()
+        while not self._stop.is_set():
+            sample = scraper.look(0, self._now_ns())
+            self._queue.put(msgspec.structs.replace(sample, t_ns=self._now_ns()))
+            due = max(due + self.spec.interval_s, time.monotonic())
+            self._stop.wait(due - time.monotonic())
+
+    def _listen(self) -> None:
+        from kvtop.attach.kv_listen import KvListener
+        from kvtop.attach.kv_tracker import KvTracker
+
+        tracker = KvTracker(self._pool_blocks, keep_tokens=self.spec.keep_tokens)
+        listener = KvListener(self.spec.kv_events, self.spec.replays, tracker)
+        due = 0.0
+        try:
+            while not self._stop.is_set():
+                listener.receive(KV_WAIT_S)
+                if self._pool_blocks is not None:
+                    tracker.resize(self._pool_blocks)
+                if (now := time.monotonic()) >= due:
+                    due = now + DRAIN_S
+                    for event in tracker.drain(0, self._now_ns()):
+                        self._queue.put(event)
+        finally:
+            listener.close()
+
+    # Events --------------------------------------------------------------------------------------------------
+
+    def _numbered(self, event: Event) -> list[Event]:
+        """``event`` with its step, behind what it tells about the servers."""
+        if isinstance(event, Keyframe):
+            return [msgspec.structs.replace(event, step=self._step)]
+        if not isinstance(event, Observed):
+            return [event]
+        self._step += 1
+        numbered = msgspec.structs.replace(event, step=self._step)
+        changes = self._learn(numbered) if isinstance(numbered, Sample) else {}
+        return [ConfigChanged(t_ns=event.t_ns, changes=changes), numbered] if changes else [numbered]
+
+    def _learn(self, sample: Sample) -> dict[str, Any]:
+        """What a sample says about model and pool, where it is news."""
+        if sample.problem:
+            return {}
+        for engine in sample.engines:
+            if size := capacity(Engine(engine)):
+                self._blocks[sample.server, f"{engine.model} {engine.engine}"] = size
+        total = sum(self._blocks.values()) or None
+        if len({server for server, _ in self._blocks}) == len(self.spec.servers):
+            self._pool_blocks = total
+        info = next((engine.info for engine in sample.engines if engine.info), {})
+        size = info.get("block_size", "")
+        found = {
+            "model": next((engine.model for engine in sample.engines if engine.model), None),
+            "server_kind": sample.kind or None,
+            "block_size_tokens": int(size) if size.isdigit() else None,
+            "prefix_caching": {"True": True, "False": False}.get(info.get("prefix_caching", "")),
+            "num_blocks": total,
+        }
+        news = {key: value for key, value in found.items() if value is not None and self._facts.get(key) != value}
+        self._facts |= news
+        return news
+
+    def _recorded(self, events: list[Event]) -> list[Event]:
+        """``events``, which are in the recording then; a disk that refuses ends the recording and is told."""
+        if self._recorder is None or not events:
+            return events
+        error = self._recorder.write(events, self._facts)
+        return [*events, Notice(t_ns=self._now_ns(), text=error, level="error")] if error else events
+
+    def _manifest(self) -> dict[str, Any]:
+        from kvtop.results.manifest import content_hash
+
+        started = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        shown = [address.shown for address in self.spec.servers]
+        return {
+            "run_id": content_hash([started, os.getpid(), shown]),
+            "started_utc": started,
+            "clock": "real",
+            "executor": "attached",
+            "workload": ", ".join(shown),
+            "servers": shown,
+            "kv_events": list(self.spec.kv_events),
+            "interval_ns": int(self.spec.interval_s * 1e9),
+            "keeps_tokens": self.spec.keep_tokens,
+        }

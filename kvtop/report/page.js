@@ -1,0 +1,30 @@
+// The plots are in the page as drawings. Where there is room, each becomes a live one when it comes into view: drag and
+// wheel move and stretch time, a click in a legend picks a line, the menu saves a file.
+(() => {
+  const wide = 800;
+  const options = {
+    renderer: "svg", ast: true, actions: { export: true, source: false, compiled: false, editor: false },
+    tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" },
+  };
+  const wake = async (figure) => {
+    const plot = figure.querySelector(".plot");
+    const live = document.createElement("div");
+    try {
+      const spec = JSON.parse(figure.querySelector("script").textContent);
+      await vegaEmbed(live, spec, { ...options, downloadFileName: figure.id });
+    } catch (error) {
+      console.error(figure.id, error);
+      return; // the drawing stays
+    }
+    plot.replaceChildren(live);
+    plot.classList.add("live");
+  };
+  if (document.documentElement.clientWidth < wide) return;
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries.filter((each) => each.isIntersecting)) {
+      seen.unobserve(entry.target);
+      wake(entry.target);
+    }
+  }, { rootMargin: "300px" });
+  document.querySelectorAll("figure").forEach((figure) => seen.observe(figure));
+})();

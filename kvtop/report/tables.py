@@ -1,0 +1,180 @@
+"""The tables of a comparison: the numbers of ``kvtop compare --json``, as its text writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtop.cli.comparison_cells import format_change, format_p, format_relative, format_unit, from_to, signed_ns
+from kvtop.cli.text import MISSING, format_ns, percent
+from kvtop.compare import CONFIGURATION, Comparison
+from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
+from kvtop.memory_report import ROWS
+from kvtop.paired import Differences, PairedMetric
+from kvtop.replicates import LOG_RATIO, ReplicateTest
+from kvtop.report.html import Cell, Row, table
+
+ALPHA = 0.05
+MACHINE = ("os", "python", "torch", "triton", "transformers")
+
+
+def configuration(comparison: Comparison) -> str:
+    """What was run: every setting that is known, once where all columns agree."""
+    columns = comparison.columns
+    manifests = [column.runs[0].manifest for column in columns]
+    keys = dict.fromkeys((*CONFIGURATION, *MACHINE, "cost_model_hash", "kv_bytes_per_block", "cache_state", "slo"))
+    rows: list[Row] = []
+    for key in keys:
+        values = [_words(manifest.get(key)) for manifest in manifests]
+        if any(value != MISSING for value in values):
+            rows.append([key.replace("_", " "), *([values[0]] if len(set(values)) == 1 else values)])
+    shared = [row for row in rows if len(row) == 2]
+    differing = [row for row in rows if len(row) > 2]
+    parts = []
+    if differing:
+        labels = [column.label for column in columns]
+        parts.append(table(["Differs", *labels], differing, text=True))
+    return "\n".join([*parts, table(["The same for all" if len(columns) > 1 else "Setting", ""], shared, text=True)])
+
+
+def _words(value: Any) -> str:
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={each}" for key, each in value.items()) or MISSING
+    return "; ".join(map(str, value)) or MISSING if isinstance(value, list) else str(value)
+
+
+def runs(comparison: Comparison) -> str:
+    """A row a run: where it lies, how it ended, what it was made of."""
+    rows = []
+    for column in comparison.columns:
+        for run in column.runs:
+            manifest = run.manifest
+            rows.append(
+                [
+                    column.label, Path(run.path).name, run.status, str(manifest.get("clock") or MISSING),
+                    f"{run.num_ok:,} / {run.num_requests:,}", _words(manifest.get("seed")),
+                    _words(manifest.get("replicate")), _words(manifest.get("started_utc")),
+                    *(str(manifest.get(key) or MISSING)[:12] for key in ("workload_hash", "trace_sha256")),
+                    _commit(manifest),
+                ]
+            )  # fmt: skip
+    header = [
+        "Run", "directory", "status", "clock", "ok / all", "seed", "replicate", "started (UTC)", "workload hash",
+        "trace sha256", "kvtop's commit",
+    ]  # fmt: skip
+    return table(header, rows, text=True)
+
+
+def _commit(manifest: dict[str, Any]) -> str:
+    sha = manifest.get("git_sha")
+    if not sha:
+        return MISSING
+    return f"{str(sha)[:10]}{' with changes' if manifest.get('git_dirty') else ''}"
+
+
+def results(comparison: Comparison) -> Iterator[str]:
+    """The tables of measures, in the sections of ``kvtop compare``."""
+    labels = [column.label for column in comparison.columns]
+    for section in ("", GOODPUT, HITS, LOAD):
+        rows = list(_rows(comparison, [measure for measure in MEASURES if measure.section == section]))
+        if rows:
+            yield table([section or "Latency, throughput, cache", *labels], rows)
+    by_class = class_measures([run for column in comparison.columns for run in column.runs])
+    if by_class:
+        rows = [row for measures in by_class.values() for row in _rows(comparison, measures)]
+        yield table(["By class", *labels], rows)
+    if comparison.memory:
+        rows = [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
+        yield table(["Memory", *labels], rows)
+
+
+def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[Row]:
+    """A measure a row; below a value its change from the first column, beside a name how many values are behind it."""
+    columns = comparison.columns
+    for measure in measures:
+        values = [column.value(measure) for column in columns]
+        if measure.optional and all(value is None for value in values):
+            continue
+        cells = []
+        for index, (column, value) in enumerate(zip(columns, values, strict=True)):
+            change = comparison.change(measure, column) if index else None
+            cells.append(
+                Cell(format_unit(measure.unit, value), "" if change is None else format_change(measure, change))
+            )
+        yield [Cell(measure.label, _n(comparison, measure)), *cells]
+
+
+def _n(comparison: Comparison, measure: Measure) -> str:
+    numbers = [number for column in comparison.columns if (number := column.n(measure)) is not None]
+    if not numbers:
+        return ""
+    return f"n {numbers[0]:,}" if len(set(numbers)) == 1 else f"n {' / '.join(f'{number:,}' for number in numbers)}"
+
+
+def chance(comparison: Comparison) -> Iterator[str]:
+    """How far to trust the differences: replicates, single requests, stretches of one run."""
+    first = comparison.columns[0].label
+    for column, found in list(zip(comparison.columns, comparison.statistics, strict=True))[1:]:
+        if any(test.change for test in found.tests):
+            header = [f"{column.label} against {first}", "pairs", "change", "95 % interval", "p", "p (Holm)", "verdict"]
+            yield table(header, [_test_row(test) for test in found.tests])
+        metrics = [metric for metric in found.paired if metric.all.n]
+        if metrics:
+            header = [f"By request, {column.label} - {first}", "n", "p5", "p50", "p95", "slower", "faster", "most lost"]
+            yield table(header, [row for metric in metrics for row in _paired_rows(metric)])
+    rows = list(_own_intervals(comparison))
+    if rows:
+        yield table(["This run only, 95 %", *(column.label for column in comparison.columns)], rows)
+
+
+def _test_row(test: ReplicateTest) -> Row:
+    def cell(change: float) -> str:
+        if test.scale == LOG_RATIO:
+            return format_relative(change)
+        return signed_ns(change) if test.measure.unit == "ns" else format_change(test.measure, change)
+
+    if test.change is None:
+        return [test.measure.label, str(test.n), MISSING, test.reason, MISSING, MISSING, "not tested"]
+    return [
+        test.measure.label, str(test.n), cell(test.change.estimate), from_to(test.change, cell),
+        format_p(test.change.p), format_p(test.p_holm), verdict(test),
+    ]  # fmt: skip
+
+
+def verdict(test: ReplicateTest) -> str:
+    """What may be said: nothing without a p-value that was adjusted for the number of tests."""
+    if test.change is None or test.p_holm is None:
+        return "none: too few pairs"
+    if test.p_holm >= ALPHA:
+        return "no difference shown"
+    return "higher" if test.change.estimate > 0 else "lower"
+
+
+def _paired_rows(metric: PairedMetric) -> Iterator[Row]:
+    worst = metric.worst
+    told = MISSING
+    if worst is not None:
+        replicate = f" of replicate {worst.replicate}" if worst.replicate else ""
+        told = f"{worst.request_id}{replicate}: {format_ns(worst.before)} to {format_ns(worst.after)}"
+    yield [*_differences(metric.label, metric.all), told]
+    for name, found in metric.classes.items():
+        yield [*_differences(f"{metric.label}, {name or '(no class)'}", found), ""]
+
+
+def _differences(label: str, found: Differences) -> list[str]:
+    quantiles = (signed_ns(value) for value in (found.p5, found.p50, found.p95))
+    return [label, f"{found.n:,}", *quantiles, percent(found.worse), percent(found.better)]
+
+
+def _own_intervals(comparison: Comparison) -> Iterator[Row]:
+    columns = [found.run_only for found in comparison.statistics]
+    for row in zip(*columns, strict=True) if all(columns) else ():
+        if any(found.interval for found in row):
+            yield [row[0].label, *(from_to(found.interval, format_ns) for found in row)]

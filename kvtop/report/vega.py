@@ -1,0 +1,80 @@
+"""The plotting library, vl-convert: Vega-Lite specifications as SVG and PNG without a browser, and as a script."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from kvtop.engine.errors import KvtopError, UsageError
+
+VEGA_LITE = "6.4"
+"""The release that draws, of those the library brings: another one may draw otherwise."""
+
+PNG_SCALE = 2.0
+
+Spec = dict[str, Any]
+
+
+def check_installed() -> None:
+    """Find out early whether anything can be drawn.
+
+    Raises:
+        UsageError: the library is missing; the line says how to install it.
+    """
+    _library()
+
+
+@cache
+def _library() -> Any:
+    try:
+        import vl_convert
+    except ImportError:
+        raise UsageError(
+            "kvtop report draws with vl-convert, which is not installed: pip install 'kvtop[report]'"
+        ) from None
+    return vl_convert
+
+
+def svg(spec: Spec) -> str:
+    """The text of an SVG file; fonts are named in it, not embedded.
+
+    Raises:
+        KvtopError: the library refuses the specification (a mistake of ours).
+    """
+    try:
+        return _library().vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
+    except ValueError as error:
+        raise KvtopError(f"a plot cannot be drawn: {str(error).splitlines()[0]}") from None
+
+
+def png(spec: Spec) -> bytes:
+    """The bytes of a PNG file at twice the size, on white.
+
+    Raises:
+        KvtopError: see ``svg``.
+    """
+    try:
+        return _library().vegalite_to_png(on_white(spec), vl_version=VEGA_LITE, scale=PNG_SCALE, allowed_base_urls=[])
+    except ValueError as error:
+        raise KvtopError(f"a plot cannot be drawn: {str(error).splitlines()[0]}") from None
+
+
+def on_white(spec: Spec) -> Spec:
+    """For a file that stands alone: the page's plots let its background through."""
+    return {**spec, "background": "#ffffff", "padding": 12}
+
+
+@cache
+def script(snippet: str) -> str:
+    """JavaScript that holds Vega, Vega-Lite and Vega-Embed, and runs ``snippet``, which may call ``vegaEmbed``."""
+    text: str = _library().javascript_bundle(snippet, vl_version=VEGA_LITE)
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def as_json(value: Any) -> str:
+    """JSON that is safe inside a script element of a page: no markup can begin in it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text

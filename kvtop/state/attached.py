@@ -1,0 +1,221 @@
+"""What is known of attached servers, and how it is read: windows over one life of each engine, added up over engines.
+
+What is not reported is None. A figure of several engines is added up from counters and buckets, never a mean of means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvtop.engine.events import EngineSample, Histogram, KvStream
+
+WINDOW_NS = 60_000_000_000  # latency and hits look back this long, as in the embedded engine
+STILL_SCRAPES = 5  # so many looks without any change while requests run: nobody counts any more
+HISTORY_ROWS = 4096
+
+
+class Point(NamedTuple):
+    """One look at an engine."""
+
+    t_ns: int
+    sample: EngineSample
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine. ``points``: of its present life, oldest first; one of them may lie before the window."""
+
+    last: EngineSample
+    points: deque[Point] = field(default_factory=deque)
+    num_restarts: int = 0
+    num_still: int = 0
+
+    @property
+    def stands_still(self) -> bool:
+        """Requests are said to run, and nothing has changed for several looks."""
+        return self.num_still >= STILL_SCRAPES
+
+    def ends(self, now_ns: int, span_ns: int) -> tuple[Point, Point] | None:
+        """The newest look, and the oldest at most ``span_ns`` older than ``now_ns``; None before there are two."""
+        points = self.points
+        if len(points) < 2:
+            return None
+        limit = min(now_ns, points[-1].t_ns) - span_ns
+        first = next((point for point in points if point.t_ns >= limit), points[-1])
+        if first is points[-1]:
+            first = points[-2]
+        return first, points[-1]
+
+
+@dataclass(slots=True)
+class Server:
+    """One metrics endpoint. ``t_ok_ns`` None: it never answered as it should."""
+
+    name: str
+    kind: str = ""
+    problem: str = ""
+    t_ns: int = 0
+    t_ok_ns: int | None = None
+    took_ns: int = 0
+    started: float | None = None
+    engines: dict[str, Engine] = field(default_factory=dict)
+
+
+class Row(NamedTuple):
+    """One look at all servers, for charts. None: not reported."""
+
+    t_ns: int
+    used_share: float | None
+    running: float | None
+    waiting: float | None
+    prompt_tokens: float | None  # a second, since the look before
+    generation_tokens: float | None
+
+
+@dataclass(slots=True)
+class Attached:
+    """All servers that are looked at. ``news``: what the last event brought that is worth a line."""
+
+    servers: dict[str, Server] = field(default_factory=dict)
+    streams: dict[str, KvStream] = field(default_factory=dict)  # by endpoint and rank
+    interval_ns: int = 1_000_000_000
+    rows: deque[Row] = field(default_factory=lambda: deque(maxlen=HISTORY_ROWS))
+    num_stored: int = 0
+    num_removed: int = 0
+    kv_since_ns: int | None = None  # since when blocks are followed
+    news: list[str] = field(default_factory=list)
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [engine for server in self.servers.values() for engine in server.engines.values()]
+
+    def age_ns(self, now_ns: int) -> int | None:
+        """Of the oldest of the servers' last good answers; None: one has never given any, or there is none."""
+        times = [server.t_ok_ns for server in self.servers.values()]
+        known = [t_ns for t_ns in times if t_ns is not None]
+        return max(0, now_ns - min(known)) if known and len(known) == len(times) else None
+
+    def is_stale(self, now_ns: int) -> bool:
+        """Some server has not answered as it should for more than two intervals and a half."""
+        age = self.age_ns(now_ns)
+        return bool(self.servers) and (age is None or age > 2.5 * self.interval_ns)
+
+    @property
+    def partial(self) -> str:
+        """Why the followed blocks are not all there are ("": they are)."""
+        return next((stream.partial for stream in self.streams.values() if stream.partial), "")
+
+
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+def added(attached: Attached, read: Callable[[Engine], float | None]) -> float | None:
+    """The sum over all engines of what ``read`` finds; None where none has it."""
+    found = [value for engine in attached.engines if (value := read(engine)) is not None]
+    return sum(found) if found else None
+
+
+def added_gauge(attached: Attached, name: str) -> float | None:
+    return added(attached, lambda engine: engine.last.gauges.get(name))
+
+
+def added_counter(attached: Attached, name: str) -> float | None:
+    return added(attached, lambda engine: engine.last.counters.get(name))
+
+
+def growth(engine: Engine, name: str, now_ns: int, span_ns: int) -> tuple[float, float] | None:
+    """How much the counter ``name`` has grown within the last ``span_ns``, and in how many seconds."""
+    ends = engine.ends(now_ns, span_ns)
+    if ends is None:
+        return None
+    first, last = (point.sample.counters.get(name) for point in ends)
+    if first is None or last is None:
+        return None
+    return last - first, (ends[1].t_ns - ends[0].t_ns) / 1e9
+
+
+def rate(engine: Engine, name: str, now_ns: int, span_ns: int) -> float | None:
+    """The counter ``name`` per second over the last ``span_ns``, two looks at least."""
+    grown = growth(engine, name, now_ns, span_ns)
+    return grown[0] / grown[1] if grown is not None and grown[1] > 0 else None
+
+
+def capacity(engine: Engine) -> int | None:
+    """Blocks that requests may have. One of vLLM's is its null block where the usage says that it is not counted."""
+    info, tokens = engine.last.info, engine.last.gauges.get("capacity_tokens")
+    if (pages := _whole(info.get("num_pages"))) is not None:
+        return pages
+    blocks, size = _whole(info.get("num_blocks")), _whole(info.get("block_size"))
+    if blocks is None and tokens is not None and size:
+        return int(tokens) // size
+    usage = engine.last.gauges.get("usage")
+    if blocks is None or usage is None or blocks < 2:
+        return blocks
+    if not usage:
+        return blocks - 1 if any(_off(p, blocks - 1) <= _off(p, blocks) for p in _usages(engine)) else blocks
+    return blocks - 1 if _off(usage, blocks - 1) <= _off(usage, blocks) else blocks
+
+
+def _usages(engine: Engine) -> list[float]:
+    return [usage for point in engine.points if (usage := point.sample.gauges.get("usage"))] or [0.0]
+
+
+def _off(usage: float, blocks: int) -> float:
+    """How far the share is from a whole number of blocks."""
+    return abs(usage * blocks - round(usage * blocks))
+
+
+def block_size(attached: Attached) -> int | None:
+    return next((size for engine in attached.engines if (size := _whole(engine.last.info.get("block_size")))), None)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def used_share(attached: Attached) -> float | None:
+    """Blocks in use of all engines / blocks of all engines; the mean where sizes are not reported."""
+    pairs = [(engine.last.gauges.get("usage"), capacity(engine)) for engine in attached.engines]
+    known = [(usage, size) for usage, size in pairs if usage is not None]
+    if not known:
+        return None
+    if all(size for _, size in known):
+        total = sum(size or 0 for _, size in known)
+        return sum(usage * (size or 0) for usage, size in known) / total
+    return sum(usage for usage, _ in known) / len(known)
+
+
+def merged(attached: Attached, name: str, now_ns: int, span_ns: int = WINDOW_NS) -> Histogram | str | None:
+    """The samples of the last ``span_ns`` of all engines in one histogram; a line where their buckets differ."""
+    bounds: list[float] | None = None
+    counts: list[float] = []
+    for engine in attached.engines:
+        if (ends := engine.ends(now_ns, span_ns)) is None:
+            continue
+        first, last = (point.sample.histograms.get(name) for point in ends)
+        if first is None or last is None or first.bounds != last.bounds:
+            continue
+        grown = [new - old for new, old in zip(last.counts, first.counts, strict=True)]
+        if bounds is None:
+            bounds, counts = last.bounds, grown
+        elif bounds != last.bounds:
+            return "engines have different buckets"
+        else:
+            counts = [one + other for one, other in zip(counts, grown, strict=True)]
+    return None if bounds is None else Histogram(bounds, counts, None)
+
+
+def quantile(histogram: Histogram, q: float) -> tuple[float, float | None] | None:
+    """(lo, hi] that holds the sample of rank ceil(q n); ``hi`` None: above all bounds. None without samples."""
+    n = histogram.counts[-1]
+    if n <= 0:
+        return None
+    low = 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        if count >= q * n:
+            return low, None if bound == float("inf") else bound
+        low = bound
+    return low, None

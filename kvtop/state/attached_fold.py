@@ -1,0 +1,141 @@
+"""Fold what is seen of attached servers: counters into windows that survive restarts, blocks into a logical pool.
+
+Servers count from their start. What is shown is the difference between two looks at one *life* of an engine: a counter
+that has fallen, or a new start time of the process, begins another. So no rate is negative, and no window holds two
+lives. Only the machine's monotonic clock is used.
+"""
+
+from __future__ import annotations
+
+from kvtop.engine.events import EngineSample, KvEvents, Sample
+from kvtop.state.attached import (
+    WINDOW_NS,
+    Attached,
+    Engine,
+    Point,
+    Row,
+    Server,
+    added,
+    added_gauge,
+    rate,
+    used_share,
+)
+from kvtop.state.blocks import BLOCK_FOLDS, settle
+from kvtop.state.model import RunState
+
+
+def attached_of(state: RunState) -> Attached:
+    """The attached part of ``state``, made when it is first needed."""
+    if state.attached is None:
+        state.attached = Attached(interval_ns=int(state.manifest.get("interval_ns", 1_000_000_000)))
+    return state.attached
+
+
+# Metrics -----------------------------------------------------------------------------------------------------
+
+
+def fold_sample(state: RunState, event: Sample) -> None:
+    attached = attached_of(state)
+    attached.news = []
+    state.step, state.t_ns = event.step, max(state.t_ns, event.t_ns)
+    server = attached.servers.setdefault(event.server, Server(event.server))
+    if event.problem != server.problem:
+        attached.news.append(f"{event.server}: {event.problem or 'answers again'}")
+    server.problem, server.t_ns, server.took_ns = event.problem, event.t_ns, event.took_ns
+    if event.problem:
+        return
+    server.kind, server.t_ok_ns = event.kind, event.t_ns
+    is_new = None not in (server.started, event.started) and server.started != event.started
+    server.started = event.started
+    for name in [name for name in server.engines if name not in {_name(sample) for sample in event.engines}]:
+        del server.engines[name]
+    for sample in event.engines:
+        _fold_engine(attached, server, sample, event.t_ns, is_new)
+    attached.rows.append(_row(attached, event.t_ns))
+
+
+def _name(sample: EngineSample) -> str:
+    return f"{sample.model} {sample.engine}".strip()
+
+
+def _fold_engine(attached: Attached, server: Server, sample: EngineSample, t_ns: int, is_new: bool) -> None:
+    name = _name(sample)
+    engine = server.engines.get(name)
+    if engine is None:
+        engine = server.engines[name] = Engine(sample)
+    elif is_new or _has_fallen(engine.last, sample):
+        engine.points.clear()
+        engine.num_restarts += 1
+        engine.num_still = 0
+        attached.news.append(f"{server.name}: engine {sample.engine or '0'} was restarted, its counters begin anew")
+    elif sample.gauges.get("running", 0) > 0 and _same(engine.last, sample):
+        engine.num_still += 1
+    else:
+        engine.num_still = 0
+    engine.last = sample
+    points = engine.points
+    points.append(Point(t_ns, sample))
+    while len(points) > 2 and points[1].t_ns <= t_ns - WINDOW_NS:
+        points.popleft()
+
+
+def _has_fallen(before: EngineSample, after: EngineSample) -> bool:
+    """A counter, or a bucket's, is lower than it was: they only grow within one life."""
+    if any(value < before.counters.get(name, value) for name, value in after.counters.items()):
+        return True
+    for name, histogram in after.histograms.items():
+        earlier = before.histograms.get(name)
+        if earlier is None or earlier.bounds != histogram.bounds:
+            continue
+        if any(new < old for new, old in zip(histogram.counts, earlier.counts, strict=True)):
+            return True
+    return False
+
+
+def _same(before: EngineSample, after: EngineSample) -> bool:
+    return before.gauges == after.gauges and before.counters == after.counters
+
+
+def _row(attached: Attached, t_ns: int) -> Row:
+    def pace(name: str) -> float | None:
+        return added(attached, lambda engine: rate(engine, name, t_ns, 1))
+
+    return Row(
+        t_ns,
+        used_share(attached),
+        added_gauge(attached, "running"),
+        added_gauge(attached, "waiting"),
+        pace("prompt_tokens"),
+        pace("generation_tokens"),
+    )
+
+
+# Blocks ------------------------------------------------------------------------------------------------------
+
+
+def fold_kv_events(state: RunState, event: KvEvents) -> None:
+    """Blocks stored and removed change the pool and the tree as the embedded engine's decisions do."""
+    attached = attached_of(state)
+    attached.news = list(event.notes)
+    state.step, state.t_ns = event.step, max(state.t_ns, event.t_ns)
+    attached.num_stored += event.stored
+    attached.num_removed += event.removed
+    if attached.kv_since_ns is None:
+        attached.kv_since_ns = event.t_ns
+    for stream in event.streams:
+        attached.streams[f"{stream.source} rank {stream.rank}"] = stream
+    pool = state.pool
+    if pool is None:
+        return
+    pool.now_ns = event.t_ns
+    for decision in event.decisions:
+        kind = decision[0]
+        if fold := BLOCK_FOLDS.get(kind):
+            fold(pool, state.sequences, decision, event.step)
+        if kind == "evict":
+            state.cache.evicted(decision[4], event.step, "")
+        elif kind == "publish":
+            state.cache.stored(pool, decision, event.step)
+        elif kind == "cleared":
+            state.cache.ghosts.clear()
+    settle(pool, 0)

@@ -1,0 +1,48 @@
+"""One moment of a run as plain data: the same numbers that the screen shows, by the same names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtop.state.attached_numbers import servers_json, streams_json, to_json
+from kvtop.state.findings import findings
+from kvtop.state.model import RunState
+from kvtop.state.numbers import NUMBERS, read_all
+from kvtop.state.windows import holders, waiting_by_reason
+
+SCHEMA = 1
+MOST_HOLDERS = 10
+_MANIFEST_KEYS = (
+    "model", "device", "dtype", "executor", "clock", "policy", "workload", "num_blocks", "block_size_tokens",
+    "max_num_seqs", "max_batched_tokens", "prefix_caching",
+)  # fmt: skip
+
+
+def snapshot(state: RunState) -> dict[str, Any]:
+    """Everything of the overview at this moment, ready for JSON: null is "not known", and nothing is NaN."""
+    return {
+        "schema": SCHEMA,
+        "run_id": state.run_id,
+        "status": state.status,
+        "simulated": bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null"),
+        "step": state.step,
+        "t_ns": state.t_ns,
+        "run": {key: state.manifest.get(key) for key in _MANIFEST_KEYS},
+        "numbers": read_all(state) if state.attached is None else to_json(state, list(NUMBERS)),
+        "waiting": [
+            {"reason": row.reason, "count": row.count, "oldest": row.oldest, "oldest_ns": row.oldest_ns}
+            for row in waiting_by_reason(state)
+        ],
+        "holders": [
+            {"kind": row.kind, "name": row.name, "block_ns": row.block_ns, "blocks": row.num_blocks}
+            for row in holders(state)[:MOST_HOLDERS]
+        ],
+        "findings": [
+            {"rule": row.rule, "text": row.text, "lead": None if row.lead is None else list(row.lead)}
+            for row in findings(state)
+        ],
+        "attached": None
+        if state.attached is None
+        else {"servers": servers_json(state), "kv_events": streams_json(state.attached)},
+        "error": state.error or None,
+    }

@@ -1,0 +1,166 @@
+"""How figures of attached servers look: with their truth beside them, stale ones dimmed, missing ones with a reason."""
+
+from __future__ import annotations
+
+from kvtop.state.attached import Attached, Row
+from kvtop.state.attached_numbers import LATENCIES, Reading, read_number
+from kvtop.state.model import RunState
+from kvtop.state.numbers import NUMBERS, PARTS, Number
+from kvtop.tui.frame import Frame
+from kvtop.tui.glyphs import bar_chart
+from kvtop.tui.text import clean, duration, measured, plural, whole
+from kvtop.tui.widgets.lines import Line, width_of
+
+CHARTS: dict[str, tuple[str, str]] = {
+    "Pool": ("used_share", "usedchart"),
+    "Queue": ("waiting", "waiting"),
+    "Throughput": ("generation_tokens", "decode"),
+}
+"""Panel -> column of ``Row`` it draws, and its style."""
+
+
+def told(state: RunState, number: Number) -> tuple[str, str]:
+    """A number in words, and how true it is ("": exact, of an engine of our own)."""
+    if state.attached is None:
+        return measured(number.read(state), number.unit), ""
+    reading = read_number(state, number.name)
+    if reading.value is None:
+        return f"not reported: {reading.missing}", ""
+    if reading.lo is not None:
+        return range_text(reading.lo, reading.hi), reading.truth
+    return measured(reading.value, number.unit), reading.truth
+
+
+def range_text(low: float, high: float | None) -> str:
+    """``<=300 ms``, ``1.00-2.50 s``, ``>60.0 s``: ends of a bucket, in ns."""
+    if high is None:
+        return f">{duration(low)}"
+    return f"{duration(low)}-{duration(high)}" if low else f"<={duration(high)}"
+
+
+def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, height: int) -> list[Line]:
+    """What the panel ``title`` says of attached servers: its numbers, a chart where there is room, what is missing."""
+    state = frame.state
+    assert state.attached is not None
+    readings = {name: read_number(state, name) for name in names}
+    out: list[Line] = [
+        _row(NUMBERS[name], reading, width) for name, reading in readings.items() if reading.value is not None
+    ]
+    gone = _missing(readings, width)
+    if title in CHARTS and (room := height - len(out) - len(gone)) >= 1:
+        out += _chart(state.attached, *CHARTS[title], width, min(room, 4))
+    return [*out[: max(1, height - 1) if gone else height], *gone][:height]
+
+
+def _row(number: Number, reading: Reading, width: int) -> Line:
+    value = reading.value
+    text = range_text(reading.lo, reading.hi) if reading.lo is not None else measured(value, number.unit)
+    style = value_style(reading)
+    label = f"{number.title:<16}" if width >= 34 else f"{number.title[:11]:<12}"
+    line: Line = [(label, "soft"), (f"{text:>12}", style)]
+    truth: Line = [(f"  {reading.truth}", "warn" if style == "faint" else "faint")]
+    return [*line, *truth] if width_of(line) + width_of(truth) <= width else line
+
+
+def value_style(reading: Reading) -> str:
+    """What is old, or stands still, is dimmed."""
+    return "faint" if reading.truth.startswith(("stale", "still")) else "text"
+
+
+def _missing(readings: dict[str, Reading], width: int) -> list[Line]:
+    """One line a reason, with the numbers it is the reason for."""
+    reasons: dict[str, list[str]] = {}
+    for name, reading in readings.items():
+        if reading.value is None:
+            reasons.setdefault(reading.missing, []).append(NUMBERS[name].title)
+    return [
+        [
+            ("n/a ", "warn"),
+            (f"{', '.join(titles[:3])}{', ...' if len(titles) > 3 else ''}: ", "soft"),
+            (clean(why), "soft"),
+        ]
+        for why, titles in reasons.items()
+    ]
+
+
+def _chart(attached: Attached, column: str, style: str, width: int, height: int) -> list[Line]:
+    index = Row._fields.index(column)
+    values = [float(row[index] or 0.0) for row in list(attached.rows)[-width:]]
+    top = 1.0 if column == "used_share" else None
+    rows = bar_chart(values, width, height, top=top) if top else bar_chart(values, width, height)
+    return [[(row, style)] for row in rows]
+
+
+def latency_lines(frame: Frame, width: int, height: int) -> list[Line]:
+    """A row a latency: ranges of p50, p95 and p99, and n; then what is missing."""
+    state = frame.state
+    cell = max(9, (width - 12) // 3)
+    out: list[Line] = [[(f"{'':<6}{'p50':>{cell}}{'p95':>{cell}}{'p99':>{cell}}{'n':>6}", "faint")]]
+    gone: dict[str, list[str]] = {}
+    for key in LATENCIES:
+        n = read_number(state, f"latency.{key}_n")
+        if n.value is None:
+            gone.setdefault(n.missing, []).append(key)
+            continue
+        line: Line = [(f"{'queue' if key == 'queue' else key.upper():<6}", "title")]
+        for part in PARTS:
+            reading = read_number(state, f"latency.{key}_{part}_ns")
+            text = "-" if reading.lo is None else range_text(reading.lo, reading.hi).replace(" ", "")
+            line.append((f"{text:>{cell}}", value_style(reading)))
+        out.append([*line, (f"{n.value:>6}", value_style(n))])
+    out += [[("n/a ", "warn"), (f"{', '.join(keys)}: {clean(why)}", "soft")] for why, keys in gone.items()]
+    return out[:height]
+
+
+def source_lines(frame: Frame, height: int) -> list[Line]:
+    """Each server and each rank of KV events: whether it can be trusted."""
+    state, attached = frame.state, frame.state.attached
+    assert attached is not None
+    out: list[Line] = []
+    for server in attached.servers.values():
+        age = "never answered" if server.t_ok_ns is None else f"{max(0, state.t_ns - server.t_ok_ns) / 1e9:.0f} s old"
+        out.append([("metrics  ", "soft"), (clean(server.name), "text"), (f"  {server.kind or '-'}  ", "soft")])
+        out[-1] += (
+            [(clean(server.problem), "bad")] if server.problem else [(f"ok, {age}, {duration(server.took_ns)}", "good")]
+        )
+        for engine in server.engines.values() if len(server.engines) > 1 else ():
+            used = engine.last.gauges.get("usage")
+            share = "-" if used is None else f"{used:.1%}"
+            out.append([(f"  engine {clean(engine.last.engine)}  {share} in use", "soft")])
+    for stream in attached.streams.values():
+        line: Line = [("events   ", "soft"), (f"{clean(stream.source)} rank {stream.rank}", "text")]
+        line += [(f"  seq {stream.last_seq:,}  lag {duration(stream.lag_ns)}  ", "soft")]
+        line += [(f"{whole(stream.num_cached)} cached  ", "text")]
+        trouble = stream.problem or stream.partial
+        line += [(clean(trouble), "warn")] if trouble else [("whole", "good")]
+        if stream.num_orphans:
+            line += [(f"  {1 - stream.num_orphans / max(1, stream.num_cached):.0%} of the tree hangs together", "warn")]
+        out.append(line)
+    if not attached.streams:
+        what = "no message yet" if state.manifest.get("kv_events") else "not listened to: --kv-events tcp://HOST:PORT"
+        out.append([("events   ", "soft"), (what, "soft")])
+    return out[:height]
+
+
+def source_note(state: RunState) -> Line:
+    """For titles: what makes the figures less than they seem."""
+    attached = state.attached
+    if attached is None:
+        return []
+    if attached.is_stale(state.t_ns):
+        age = attached.age_ns(state.t_ns)
+        return [("no answer" if age is None else f"stale {age / 1e9:.0f} s", "warn")]
+    if any(engine.stands_still for engine in attached.engines):
+        return [("stands still", "warn")]
+    return [("events partial", "warn")] if attached.partial else []
+
+
+def badge(state: RunState) -> Line:
+    """For the header."""
+    attached = state.attached
+    if attached is None:
+        return []
+    note = source_note(state)
+    engines = plural(len(attached.engines), "engine")
+    what: Line = note or [(f"{engines} ", "soft")]
+    return [(" ATTACHED ", "badge"), (" ", ""), *what, (" ", "")]
