@@ -20,6 +20,7 @@ from kvtop.cli.result_options import (
     complete_kept,
 )
 from kvtop.cli.run_options import add_engine_options, add_json, add_workload_options
+from kvtop.cli.values import not_negative
 
 if TYPE_CHECKING:
     from kvtop.compare import Comparison
@@ -36,6 +37,7 @@ kvtop compare results/first/fcfs-* results/first/lpm-* --json
 kvtop compare -w mooncake-conversation -p fcfs -p lpm --limit 32 --length-scale 0.0625
 kvtop compare results/first --slo "ttft<2s,tpot<50ms" --fail-on "ttft_p99>+5%,slo_attainment<90%"
 kvtop compare results/apc --plot ttft --svg ttft.svg
+kvtop compare -w chat -p fcfs -p lpm --executor sim --tui        live, side by side
 """
 
 
@@ -61,6 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--resume", action="store_true", help="keep complete runs in DIR and run the rest")
     add_run_result_options(output)
     add_plot_options(parser)
+    screen = parser.add_argument_group("on the screen (docs/compare-screen.md)")
+    screen.add_argument(
+        "--tui", action="store_true",
+        help="side by side in the TUI: with -w policies live, in step with each other in simulated time (with "
+        "--executor sim or null; nothing is written), else recorded runs",
+    )  # fmt: skip
+    screen.add_argument(
+        "--pace", type=not_negative, metavar="X",
+        help="simulated seconds a second, with --tui and -w (default 10; 0: as fast as they go)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,6 +83,12 @@ def run(args: argparse.Namespace) -> int:
 
     if bool(args.runs) == bool(args.workload):
         raise UsageError("compare needs either runs (RUN RUN ...) or a workload to run (-w W -p P -p P)")
+    if args.tui:
+        from kvtop.cli.compare_screen import show_side_by_side
+
+        return show_side_by_side(args)
+    if args.pace is not None:
+        raise UsageError("--pace: there is no --tui")
     check_plot_options(args)
     gates, options = parse_gates(args.fail_on or ()), comparison_options(args, force=args.force)
     if not args.workload and (args.vary or args.tokens):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtop.cli.attach_options import add_attach_options, attach_spec
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
 from kvtop.cli.values import count_or_zero, positive
 
@@ -16,18 +17,22 @@ if TYPE_CHECKING:
     from kvtop.state.model import RunState
 
 DESCRIPTION = """\
-Print the numbers of the overview once: of a recorded run at a step of it, or of a workload served for a few seconds.
-They are those that the TUI shows at that moment, by the same names."""
+Print the numbers of the overview once: of a recorded run at a step of it, of running servers, or of a workload served
+for a few seconds. They are those that the TUI shows at that moment, by the same names. Of a server each comes with how
+true it is; rates need two looks, so it takes a little longer than --interval."""
 
 EXAMPLES = """
 kvtop once results/tuesday --step 1200 --json
+kvtop once http://127.0.0.1:8000 --json
 kvtop once -w chat --executor sim --seconds 60 --json
 """
 SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a recorded run (default: serve a workload)")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN|URL", help="a recorded run, or a server's URL (default: serve a workload)"
+    )
     parser.add_argument("--step", type=count_or_zero, metavar="N", help="of the recorded run, as step N ended")
     parser.add_argument("--json", action="store_true", help="as JSON; null is what is not known")
     parser.add_argument("-w", "--workload", default="default", metavar="W", help="built-in name or trace file")
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_workload_options(parser)
     add_engine_options(parser)
+    add_attach_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,17 +54,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.step is not None and args.run is None:
         raise UsageError("--step is a step of a recorded run: name the run")
-    state = _recorded(args.run, args.step) if args.run is not None else _served(args)
+    if args.run is not None and "://" in args.run:
+        state = _attached(args)
+    else:
+        state = _recorded(Path(args.run), args.step) if args.run is not None else _served(args)
     print(json.dumps(snapshot(state), indent=2, allow_nan=False) if args.json else as_text(state))
-    return 1 if state.status == "failed" and args.run is None else 0
+    silent = state.attached is not None and not state.attached.rows
+    return 1 if silent or (state.status == "failed" and args.run is None) else 0
 
 
 def as_text(state: RunState) -> str:
     """A number a line."""
     from kvtop.state.numbers import NUMBERS
-    from kvtop.tui.text import measured
+    from kvtop.tui.attached import told
 
-    rows = [(number.name, measured(number.read(state), number.unit)) for number in NUMBERS.values()]
+    rows = [(number.name, "  ".join(filter(None, told(state, number)))) for number in NUMBERS.values()]
     return "\n".join([f"{'step':<36} {state.step:,}", *(f"{name:<36} {value}" for name, value in rows)])
 
 
@@ -74,6 +84,34 @@ def _recorded(run: Path, step: int | None) -> RunState:
         if step is not None and isinstance(event, StepEvent) and event.step > step:
             break
         reduce(state, event)
+    return state
+
+
+def _attached(args: argparse.Namespace) -> RunState:
+    """Servers, looked at until each has answered twice, or has had the time to."""
+    import time
+
+    from kvtop.attach.session import AttachSession
+    from kvtop.cli.terminal import interruptible
+    from kvtop.engine.errors import UsageError
+    from kvtop.state.model import RunState
+    from kvtop.state.reduce import reduce
+
+    if args.step is not None:
+        raise UsageError("--step is a step of a recorded run, and a server has none")
+    session, state = AttachSession(attach_spec(args, [args.run])), RunState()
+    deadline = time.monotonic() + args.timeout + 2 * args.interval
+    session.start()
+    try:
+        with interruptible():
+            while time.monotonic() < deadline:
+                for event in session.poll(0.1):
+                    reduce(state, event)
+                servers = list(state.attached.servers.values()) if state.attached is not None else []
+                if servers and all(s.problem or any(len(e.points) > 1 for e in s.engines.values()) for s in servers):
+                    break
+    finally:
+        session.stop()
     return state
 
 

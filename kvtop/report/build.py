@@ -151,7 +151,7 @@ def _reading(comparison: Comparison) -> str:
     several = any(len(column.runs) > 1 for column in comparison.columns)
     words = ["Means over replicates."] if several else []
     if len(comparison.columns) > 1:
-        words.append(f"Below each value: its change from {comparison.columns[0].label}.")
+        words.append(f"Beside each value is its change from {comparison.columns[0].label}.")
     words.append("A dash: not reported. n is the number of values behind a row.")
     return " ".join(words)
 

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from kvtop.plots.sheet import safe
 
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A table's cell: its text, and a second line in small print."""
-
-    text: str
-    aside: str = ""
+Row = Sequence[str]
 
 
-Row = Sequence[Cell | str]
-
-
-def table(header: Sequence[str], rows: Iterable[Row], *, title: str = "", text: bool = False) -> str:
-    """A table that scrolls by itself where the page is narrow. ``text``: cells are words, not numbers."""
+def table(header: Sequence[str], rows: Iterable[Row], *, kind: str = "numbers") -> str:
+    """A table that scrolls by itself where the page is narrow. ``kind``: numbers, counted (the second column is
+    n), text (cells are words, which may wrap) or runs (words in one line).
+    """
     head = "".join(f'<th scope="col">{safe(cell)}</th>' for cell in header)
     body = "\n".join(f"<tr>{_row(row)}</tr>" for row in rows)
-    caption = f"<caption>{safe(title)}</caption>" if title else ""
-    kind = ' class="text"' if text else ""
     return (
-        f'<div class="scroll" tabindex="0"><table{kind}>{caption}<thead><tr>{head}</tr></thead>\n'
+        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
 
 def _row(row: Row) -> str:
     first, *others = row
-    return f'<th scope="row">{_cell(first)}</th>' + "".join(f"<td>{_cell(cell)}</td>" for cell in others)
+    return f'<th scope="row">{safe(first)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in others)
 
 
-def _cell(cell: Cell | str) -> str:
-    if isinstance(cell, str):
-        return safe(cell)
-    return f"{safe(cell.text)}<small>{safe(cell.aside)}</small>" if cell.aside else safe(cell.text)
+def pairs(entries: Iterable[tuple[str, str]]) -> str:
+    """Names with their values, in as many columns as there is room for."""
+    items = "\n".join(f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in entries)
+    return f"<dl>\n{items}\n</dl>"
 
 
 def bullets(texts: Iterable[str]) -> str:

@@ -18,12 +18,12 @@ from kvtop.token_times import emissions
 CDF_HEIGHT = 240
 ITL_INTERVALS = 240
 
-QUEUE = Plotted("queue", "queue", "all time spent waiting, after preemptions included", "requests")
+QUEUE = Plotted("queue", "queue time", "all time spent waiting, after preemptions included", "requests")
 CDFS = (PLOTTED["ttft"], QUEUE, PLOTTED["itl"], PLOTTED["tpot"], PLOTTED["e2e"])
 WHO = {
     "ttft": "from the intended arrival to the first token; requests that were cut off count as far as they got",
     "queue": "from submission on; successful requests",
-    "itl": "gaps of all answers pooled, so that long answers weigh more; a step of k tokens makes k gaps",
+    "itl": "all answers pooled, so that long ones weigh more; a step of k tokens makes k gaps",
     "tpot": "(last - first token) / (tokens - 1), one value a request; successful requests of two tokens or more",
     "e2e": "from the intended arrival to the end; successful requests",
 }
@@ -59,15 +59,15 @@ def cdf(material: Material, plotted: Plotted) -> Figure:
     rows = [(index, t, share) for index, each in enumerate(values) for t, share in ecdf(each, axis)]
     pooled = any(len(column.runs) > 1 for column in material.comparison.columns)
     caption = join(
-        f"Share of {plotted.counted} with a {plotted.label} at or below each time: {WHO[plotted.key]}.",
+        f"Share of {plotted.counted} whose {plotted.label} is at or below each time: {WHO[plotted.key]}.",
         f"{counts(labels, numbers, plotted.counted)}{', replicates pooled' if pooled else ''}.",
         "Values at 0 lie at the left edge of the log axis." if axis.log and min(v[0] for v in values if v) <= 0 else "",
-        _medians(labels, values),
+        _medians(labels, values, "of the pooled values" if pooled else ""),
     )
     return Figure(plotted.key, title, caption, step_lines(labels, rows, axis, plotted.label, plotted.counted))
 
 
-def _medians(labels: list[str], values: list[list[float]]) -> str:
+def _medians(labels: list[str], values: list[list[float]], of: str) -> str:
     """p50 and p99 in words, where these fit a caption."""
     from kvtop.cli.text import format_ns
 
@@ -78,7 +78,7 @@ def _medians(labels: list[str], values: list[list[float]]) -> str:
         if each:
             p50, p99 = format_ns(percentile(each, 50)), format_ns(percentile(each, 99))
             parts.append(f"{label} {p50} and {p99}")
-    return f"p50 and p99: {'; '.join(parts)}."
+    return f"p50 and p99{' ' * bool(of)}{of}: {'; '.join(parts)}."
 
 
 def step_lines(labels: list[str], rows: list[tuple[int, float, float]], axis: Axis, across: str, counted: str) -> Spec:

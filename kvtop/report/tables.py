@@ -13,29 +13,29 @@ from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measure
 from kvtop.memory_report import ROWS
 from kvtop.paired import Differences, PairedMetric
 from kvtop.replicates import LOG_RATIO, ReplicateTest
-from kvtop.report.html import Cell, Row, table
+from kvtop.report.html import Row, pairs, table
 
 ALPHA = 0.05
 MACHINE = ("os", "python", "torch", "triton", "transformers")
 
 
 def configuration(comparison: Comparison) -> str:
-    """What was run: every setting that is known, once where all columns agree."""
+    """What was run: every setting that is known; a table of those in which the columns differ."""
     columns = comparison.columns
     manifests = [column.runs[0].manifest for column in columns]
     keys = dict.fromkeys((*CONFIGURATION, *MACHINE, "cost_model_hash", "kv_bytes_per_block", "cache_state", "slo"))
-    rows: list[Row] = []
+    shared: list[tuple[str, str]] = []
+    differing: list[Row] = []
     for key in keys:
-        values = [_words(manifest.get(key)) for manifest in manifests]
-        if any(value != MISSING for value in values):
-            rows.append([key.replace("_", " "), *([values[0]] if len(set(values)) == 1 else values)])
-    shared = [row for row in rows if len(row) == 2]
-    differing = [row for row in rows if len(row) > 2]
+        name, values = key.replace("_", " "), [_words(manifest.get(key)) for manifest in manifests]
+        if len(set(values)) > 1:
+            differing.append([name, *values])
+        elif values[0] != MISSING:
+            shared.append((name, values[0]))
     parts = []
     if differing:
-        labels = [column.label for column in columns]
-        parts.append(table(["Differs", *labels], differing, text=True))
-    return "\n".join([*parts, table(["The same for all" if len(columns) > 1 else "Setting", ""], shared, text=True)])
+        parts.append(table(["Differs", *(column.label for column in columns)], differing, kind="text"))
+    return "\n".join([*parts, pairs(shared)])
 
 
 def _words(value: Any) -> str:
@@ -69,7 +69,7 @@ def runs(comparison: Comparison) -> str:
         "Run", "directory", "status", "clock", "ok / all", "seed", "replicate", "started (UTC)", "workload hash",
         "trace sha256", "kvtop's commit",
     ]  # fmt: skip
-    return table(header, rows, text=True)
+    return table(header, rows, kind="runs")
 
 
 def _commit(manifest: dict[str, Any]) -> str:
@@ -81,41 +81,39 @@ def _commit(manifest: dict[str, Any]) -> str:
 
 def results(comparison: Comparison) -> Iterator[str]:
     """The tables of measures, in the sections of ``kvtop compare``."""
-    labels = [column.label for column in comparison.columns]
     for section in ("", GOODPUT, HITS, LOAD):
-        rows = list(_rows(comparison, [measure for measure in MEASURES if measure.section == section]))
-        if rows:
-            yield table([section or "Latency, throughput, cache", *labels], rows)
-    by_class = class_measures([run for column in comparison.columns for run in column.runs])
-    if by_class:
-        rows = [row for measures in by_class.values() for row in _rows(comparison, measures)]
-        yield table(["By class", *labels], rows)
+        measures = [measure for measure in MEASURES if measure.section == section]
+        yield from _section(comparison, section or "Latency, throughput, cache", measures)
+    for name, measures in class_measures([run for column in comparison.columns for run in column.runs]).items():
+        yield from _section(comparison, f"Class {name or '(no class)'}", measures)
     if comparison.memory:
         rows = [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
-        yield table(["Memory", *labels], rows)
+        yield table(["Memory", *(column.label for column in comparison.columns)], rows)
 
 
-def _rows(comparison: Comparison, measures: Sequence[Measure]) -> Iterator[Row]:
-    """A measure a row; below a value its change from the first column, beside a name how many values are behind it."""
-    columns = comparison.columns
+def _section(comparison: Comparison, title: str, measures: Sequence[Measure]) -> Iterator[str]:
+    """A measure a row: how many values are behind it, each column's value, and its change from the first column's."""
+    first, *others = comparison.columns
+    counted = any(measure.n is not None for measure in measures)
+    rows = []
     for measure in measures:
-        values = [column.value(measure) for column in columns]
-        if measure.optional and all(value is None for value in values):
+        if measure.optional and all(column.value(measure) is None for column in comparison.columns):
             continue
-        cells = []
-        for index, (column, value) in enumerate(zip(columns, values, strict=True)):
-            change = comparison.change(measure, column) if index else None
-            cells.append(
-                Cell(format_unit(measure.unit, value), "" if change is None else format_change(measure, change))
-            )
-        yield [Cell(measure.label, _n(comparison, measure)), *cells]
+        row = [measure.label, *([_n(comparison, measure)] if counted else [])]
+        row.append(format_unit(measure.unit, first.value(measure)))
+        for column in others:
+            change = format_change(measure, comparison.change(measure, column))
+            row += [format_unit(measure.unit, column.value(measure)), change]
+        rows.append(row)
+    if rows:
+        header = [title, *(["n"] if counted else []), first.label]
+        header += [word for column in others for word in (column.label, "change")]
+        yield table(header, rows, kind="counted" if counted else "numbers")
 
 
 def _n(comparison: Comparison, measure: Measure) -> str:
     numbers = [number for column in comparison.columns if (number := column.n(measure)) is not None]
-    if not numbers:
-        return ""
-    return f"n {numbers[0]:,}" if len(set(numbers)) == 1 else f"n {' / '.join(f'{number:,}' for number in numbers)}"
+    return " / ".join(f"{number:,}" for number in (numbers[:1] if len(set(numbers)) == 1 else numbers))
 
 
 def chance(comparison: Comparison) -> Iterator[str]:
@@ -124,11 +122,11 @@ def chance(comparison: Comparison) -> Iterator[str]:
     for column, found in list(zip(comparison.columns, comparison.statistics, strict=True))[1:]:
         if any(test.change for test in found.tests):
             header = [f"{column.label} against {first}", "pairs", "change", "95 % interval", "p", "p (Holm)", "verdict"]
-            yield table(header, [_test_row(test) for test in found.tests])
+            yield table(header, [_test_row(test) for test in found.tests], kind="counted")
         metrics = [metric for metric in found.paired if metric.all.n]
         if metrics:
             header = [f"By request, {column.label} - {first}", "n", "p5", "p50", "p95", "slower", "faster", "most lost"]
-            yield table(header, [row for metric in metrics for row in _paired_rows(metric)])
+            yield table(header, [row for metric in metrics for row in _paired_rows(metric)], kind="counted")
     rows = list(_own_intervals(comparison))
     if rows:
         yield table(["This run only, 95 %", *(column.label for column in comparison.columns)], rows)

@@ -109,8 +109,8 @@ DEFINITIONS: dict[str, str] = {
     "the last step with at least half the peak number of running sequences; without a token where the request ended, "
     "and drain when it was cut off; the first warmup_requests by intended arrival are warmup",
     "slo_ok": "it met every objective that applies to it; null: no objective applies, or the run itself cut it off",
-    "predicted_ns": "what a cost model says the step takes: all that a simulated one takes, or --cost-model beside a real "
-    "one; null: none was given",
+    "predicted_ns": "what a cost model says the step takes: all that a simulated one takes, or --cost-model beside a "
+    "real one; null: none was given",
     "output_tokens": "of a step: tokens emitted in it",
     "window_start_ns, window_end_ns": "start and end of the window that phase is told by",
     "token_index": "of a branch, from 0; a step of k tokens gives k rows with its end as time",

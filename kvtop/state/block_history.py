@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvtop.engine.events import DECISION_FIELDS, Decision, Event, StepEvent
+from kvtop.engine.events import DECISION_FIELDS, Decision, Event, KvEvents, StepEvent
 from kvtop.state.ring import Ring, Segment
 
 MOST = 200  # entries of one block; older ones are not looked for
@@ -43,7 +43,7 @@ def events_of(block: int, events: Iterable[Event]) -> list[BlockEvent]:
     found: list[BlockEvent] = []
     place_of = _PLACE.get
     for event in events:
-        if type(event) is not StepEvent:
+        if type(event) is not StepEvent and type(event) is not KvEvents:
             continue
         for decision in event.decisions:
             place = place_of(decision[0])

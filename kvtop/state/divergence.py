@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -13,9 +13,12 @@ from kvtop.engine.events import Event, StepEvent
 Decision = tuple[Any, ...]
 
 
+_CHOICES = ("rejected", "admitted", "resumed", "skipped", "preempted", "evict", "chunk", "finished", "aborted")
+
+
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first decision that differs, of both runs (None: that run decided nothing more in the step)."""
+    """The first choice that differs, of both runs (None: that run decided nothing more in the step)."""
 
     step: int
     t_ns: int  # the step began then, in both
@@ -50,11 +53,22 @@ class Partings:
         if first.decisions == other.decisions:
             self.num_same += 1
             return
-        for a, b in zip_longest(first.decisions, other.decisions):
-            if a != b:
-                a, b = (None if d is None else tuple(d) for d in (a, b))
-                self.found = Parting(first.step, first.t_start_ns, a, b)
-                return
+        a, b = _first_difference(*(_choices(event) for event in (first, other)))
+        if a is b is None:  # the same choices, other blocks
+            a, b = _first_difference(first.decisions, other.decisions)
+        self.found = Parting(first.step, first.t_start_ns, a, b)
+
+
+def _choices(event: StepEvent) -> list[Decision]:
+    """What the scheduler chose; what follows from it, block by block, is left out."""
+    return [decision for decision in event.decisions if decision[0] in _CHOICES]
+
+
+def _first_difference(first: Sequence[Decision], other: Sequence[Decision]) -> tuple[Decision | None, Decision | None]:
+    for a, b in zip_longest(first, other):
+        if a != b:
+            return (None if a is None else tuple(a)), (None if b is None else tuple(b))
+    return None, None
 
 
 def _blocks(count: int) -> str:

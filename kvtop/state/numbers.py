@@ -230,7 +230,7 @@ NUMBERS: dict[str, Number] = {number.name: number for number in (*_POOL, *_QUEUE
 
 
 def read_all(state: RunState) -> dict[str, Value]:
-    """Every number at this moment, by name; of an attached server ``attached_numbers.to_json`` says how true each is."""
+    """Every number at this moment, by name. How true one of an attached server's is, ``attached_numbers`` says."""
     if state.attached is not None:
         return {name: read_number(state, name).value for name in NUMBERS}
     return {name: number.read(state) for name, number in NUMBERS.items()}

@@ -39,13 +39,19 @@ def work_of(event: Event) -> int:
 
 def freeze(state: RunState) -> bytes:
     """A copy of ``state`` that later events do not change; without the logs, which are kept once."""
-    pool = None if state.pool is None else replace(state.pool, dirty=set())
+    pool = None if state.pool is None else replace(state.pool, dirty=set(), owners=[])
     return pickle.dumps(replace(state, pool=pool, logs=RequestLogs(), cache=CacheLog()), protocol=5)
 
 
 def thaw(frozen: bytes) -> RunState:
     """The state that ``freeze`` copied. Its logs are empty."""
-    return pickle.loads(frozen)  # made by this process, in a file that nobody else can name
+    state: RunState = pickle.loads(frozen)  # made by this process, in a file that nobody else can name
+    if state.pool is not None:  # who owns what is also in the tables: left out, it is a quarter of the copy
+        owners = state.pool.owners = [[] for _ in range(state.pool.num_blocks)]
+        for seq in state.sequences.values():
+            for block in seq.held:
+                owners[block].append(seq.seq_id)
+    return state
 
 
 @dataclass(slots=True)
@@ -93,10 +99,14 @@ class Ring:
         return not self.segments or self.segments[-1].work >= SEGMENT_WORK
 
     def begin(self, state: RunState) -> None:
-        """Close the open segment; ``state`` is where the next one starts."""
-        if self.segments:
-            self._close(self.segments[-1])
+        """End the open segment; ``state`` is where the next one starts. ``tidy`` puts the ended one on disk."""
+        self.tidy()
         self.segments.append(Segment(state.step, state.t_ns, freeze(state)))
+
+    def tidy(self) -> None:
+        """Put an ended segment on disk: at another moment than the copy that ended it, so that neither is long."""
+        if len(self.segments) > 1 and self.segments[-2].place is None:
+            self._close(self.segments[-2])
 
     def append(self, event: Event) -> None:
         last = self.segments[-1]
@@ -147,7 +157,8 @@ class Ring:
             file.file.flush()
         except OSError as error:
             self.error = f"the past is not kept: {error.strerror or error}"
-            self.segments.clear()
+            while self.segments[0] is not self.segments[-1]:
+                self.segments.popleft()
             return
         segment.place = (file, file.size, len(body))
         file.size += len(body)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App
 from textual.binding import Binding
@@ -34,6 +34,9 @@ from kvtop.tui.screens.why import WhyScreen
 from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
 from kvtop.tui.theme import DEFAULT, PALETTES, themes
 from kvtop.tui.widgets.lines import DrawnWidget
+
+if TYPE_CHECKING:
+    from kvtop.tui.lanes import Lanes
 
 CTRL_C_WINDOW_S = 1.0
 STOP_TIMEOUT_S = 5.0
@@ -92,6 +95,7 @@ class KvtopApp(App[None]):
         self.session, self.ascii, self.hz, self.is_replay = session, ascii, hz, replay
         self.timeline = Timeline(Ring(None) if replay else None)
         self.feed = Feed(session, self.timeline)
+        self.lanes: Lanes | None = None  # several runs side by side (``kvtop.tui.compare_app``)
         self.devices = DeviceWatch(lambda: getattr(session, "pid", None))
         self.breakpoints: list[str] = []
         self.selected: dict[str, str | int] = {}  # kind of thing (request, block, prefix) -> which one was chosen last
@@ -141,12 +145,12 @@ class KvtopApp(App[None]):
         """Fold what the session has, then show it if it differs from what is on the screen."""
         if not self.is_running:  # shutting down: timers still fire while the screens are taken apart
             return
-        self.feed.fold_pending()
+        (self.lanes or self.feed).fold_pending()
         self.feed.follow_clock()
         self._play()
         self._show()
         self._tell_end()
-        if self.feed.behind:
+        if (self.lanes or self.feed).behind:
             self.set_timer(0.01, self.tick)
 
     def _play(self) -> None:
@@ -175,6 +179,7 @@ class KvtopApp(App[None]):
         now = (
             *(id(state), state.version, state.status, state.t_ns, native, self.timeline.version),
             *(live.status, live.t_ns // 1_000_000_000, tuple(self.selected.items())),
+            self.lanes.num_events if self.lanes else 0,
         )
         if isinstance(screen, WhyScreen):
             screen.follow(state)
@@ -275,14 +280,19 @@ class KvtopApp(App[None]):
         status = self.state.status
         match action:
             case "pause":
-                return status == "running" and not self.is_replay
+                return status == "running" and self._has_engine
             case "resume" | "step" | "until":
-                return status == "paused" and not self.is_replay
+                return status == "paused" and self._has_engine
             case "breakpoint" | "change":
-                return status in ("running", "paused") and not self.is_replay
+                return status in ("running", "paused") and self._has_engine
             case "failure":
                 return status == "failed"
         return True
+
+    @property
+    def _has_engine(self) -> bool:
+        """There is one that takes commands: none in a recording, none of an attached server's."""
+        return not self.is_replay and self.state.attached is None and self.state.manifest.get("executor") != "attached"
 
     def _send(self, command: Command) -> None:
         self.session.send(command)

@@ -6,14 +6,16 @@ from kvtop.state.attached import Attached, Row
 from kvtop.state.attached_numbers import LATENCIES, Reading, read_number
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, PARTS, Number
+from kvtop.tui import glyphs
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
-from kvtop.tui.text import clean, duration, measured, plural, whole
+from kvtop.tui.text import clean, duration, fit, measured, plural, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
 
+COLUMN = 38  # cells of a number with its truth
 CHARTS: dict[str, tuple[str, str]] = {
     "Pool": ("used_share", "usedchart"),
-    "Queue": ("waiting", "waiting"),
+    "Queue": ("waiting", "warn"),
     "Throughput": ("generation_tokens", "decode"),
 }
 """Panel -> column of ``Row`` it draws, and its style."""
@@ -32,10 +34,11 @@ def told(state: RunState, number: Number) -> tuple[str, str]:
 
 
 def range_text(low: float, high: float | None) -> str:
-    """``<=300 ms``, ``1.00-2.50 s``, ``>60.0 s``: ends of a bucket, in ns."""
+    """``<=300 ms``, ``1-2.5 s``, ``>60 s``: ends of a bucket, in ns, as the server has chosen them."""
+    scale, unit = (1e9, "s") if (high if high is not None else low) >= 1e9 else (1e6, "ms")
     if high is None:
-        return f">{duration(low)}"
-    return f"{duration(low)}-{duration(high)}" if low else f"<={duration(high)}"
+        return f">{low / scale:g} {unit}"
+    return f"{low / scale:g}-{high / scale:g} {unit}" if low else f"<={high / scale:g} {unit}"
 
 
 def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, height: int) -> list[Line]:
@@ -43,23 +46,32 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
     state = frame.state
     assert state.attached is not None
     readings = {name: read_number(state, name) for name in names}
-    out: list[Line] = [
-        _row(NUMBERS[name], reading, width) for name, reading in readings.items() if reading.value is not None
-    ]
-    gone = _missing(readings, width)
+    told_ones = [(NUMBERS[name], reading) for name, reading in readings.items() if reading.value is not None]
+    columns = max(1, min(4, (width + 2) // COLUMN))
+    cell = width // columns
+    cells = [_cell(number, reading, cell if columns > 1 else width) for number, reading in told_ones]
+    out = [_beside(cells[start : start + columns], cell) for start in range(0, len(cells), columns)]
+    gone = _missing(readings)
+    gone = gone if len(out) + len(gone) <= height else [_missing_at_all(readings)] if gone else []
     if title in CHARTS and (room := height - len(out) - len(gone)) >= 1:
         out += _chart(state.attached, *CHARTS[title], width, min(room, 4))
-    return [*out[: max(1, height - 1) if gone else height], *gone][:height]
+    return [*out[: max(1, height - len(gone))], *gone][:height]
 
 
-def _row(number: Number, reading: Reading, width: int) -> Line:
-    value = reading.value
-    text = range_text(reading.lo, reading.hi) if reading.lo is not None else measured(value, number.unit)
+def _cell(number: Number, reading: Reading, width: int) -> Line:
+    text = range_text(reading.lo, reading.hi) if reading.lo is not None else measured(reading.value, number.unit)
     style = value_style(reading)
-    label = f"{number.title:<16}" if width >= 34 else f"{number.title[:11]:<12}"
-    line: Line = [(label, "soft"), (f"{text:>12}", style)]
+    label = f"{fit(number.title, 14)} " if width >= 34 else f"{fit(number.title, 11)} "
+    line: Line = [(label, "soft"), (f"{text:>13}", style)]
     truth: Line = [(f"  {reading.truth}", "warn" if style == "faint" else "faint")]
     return [*line, *truth] if width_of(line) + width_of(truth) <= width else line
+
+
+def _beside(cells: list[Line], width: int) -> Line:
+    line: Line = []
+    for index, cell in enumerate(cells):
+        line += [*cell, (" " * max(0, width - width_of(cell)), "")] if index < len(cells) - 1 else cell
+    return line
 
 
 def value_style(reading: Reading) -> str:
@@ -67,47 +79,81 @@ def value_style(reading: Reading) -> str:
     return "faint" if reading.truth.startswith(("stale", "still")) else "text"
 
 
-def _missing(readings: dict[str, Reading], width: int) -> list[Line]:
+def _missing(readings: dict[str, Reading]) -> list[Line]:
     """One line a reason, with the numbers it is the reason for."""
     reasons: dict[str, list[str]] = {}
     for name, reading in readings.items():
         if reading.value is None:
             reasons.setdefault(reading.missing, []).append(NUMBERS[name].title)
     return [
-        [
-            ("n/a ", "warn"),
-            (f"{', '.join(titles[:3])}{', ...' if len(titles) > 3 else ''}: ", "soft"),
-            (clean(why), "soft"),
-        ]
+        [("n/a ", "warn"), (f"{', '.join(titles[:3])}{', ...' if titles[3:] else ''}: {clean(why)}", "soft")]
         for why, titles in reasons.items()
     ]
 
 
+def _missing_at_all(readings: dict[str, Reading]) -> Line:
+    titles = [NUMBERS[name].title for name, reading in readings.items() if reading.value is None]
+    return [("n/a ", "warn"), (f"{len(titles)} (e says why): {', '.join(titles)}", "soft")]
+
+
+def _column(attached: Attached, name: str, width: int) -> list[float]:
+    """The last looks' ``name``; [] where none reports it."""
+    index = Row._fields.index(name)
+    values = [row[index] for row in list(attached.rows)[-width:]]
+    return [] if all(value is None for value in values) else [float(value or 0.0) for value in values]
+
+
 def _chart(attached: Attached, column: str, style: str, width: int, height: int) -> list[Line]:
-    index = Row._fields.index(column)
-    values = [float(row[index] or 0.0) for row in list(attached.rows)[-width:]]
-    top = 1.0 if column == "used_share" else None
-    rows = bar_chart(values, width, height, top=top) if top else bar_chart(values, width, height)
+    values = _column(attached, column, width)
+    if not values:
+        return []
+    rows = bar_chart(values, width, height, top=1.0) if column == "used_share" else bar_chart(values, width, height)
     return [[(row, style)] for row in rows]
+
+
+def look_lanes(frame: Frame, width: int, height: int) -> list[Line]:
+    """A column a look, in place of a column a step."""
+    attached = frame.state.attached
+    assert attached is not None
+    lanes = (("in use", "used_share", "usedchart"), ("runs", "running", "good"), ("waits", "waiting", "warn"),
+             ("tok/s", "generation_tokens", "decode"))  # fmt: skip
+    out: list[Line] = []
+    for label, column, style in lanes:
+        chart = _chart(attached, column, style, max(1, width - 7), 1)
+        out.append([(f"{label:<7}", "soft"), *(chart[0] if chart else [("not reported", "soft")])])
+    steps = "a column a look at the server; what its single steps did is not reported"
+    return [*out, [(steps, "soft")]][:height]
+
+
+def block_legend(state: RunState) -> Line:
+    """Of the logical map."""
+    if state.pool is None:
+        return [("not reported: kvtop needs --kv-events", "soft")]
+    return [
+        (f"{glyphs.IDLE} ", "idle"),
+        ("cached (in use or not is not reported)  ", "soft"),
+        (f"{glyphs.FRESH} ", "fresh"),
+        ("nothing cached (free, or in use)", "soft"),
+    ]
 
 
 def latency_lines(frame: Frame, width: int, height: int) -> list[Line]:
     """A row a latency: ranges of p50, p95 and p99, and n; then what is missing."""
     state = frame.state
-    cell = max(9, (width - 12) // 3)
-    out: list[Line] = [[(f"{'':<6}{'p50':>{cell}}{'p95':>{cell}}{'p99':>{cell}}{'n':>6}", "faint")]]
+    cell = max(9, (width - 9) // 3)
+    out: list[Line] = [[(f"{'':<5}{'p50':>{cell}}{'p95':>{cell}}{'p99':>{cell}}{'n':>4}", "faint")]]
     gone: dict[str, list[str]] = {}
     for key in LATENCIES:
         n = read_number(state, f"latency.{key}_n")
-        if n.value is None:
+        if not isinstance(n.value, int | float):
             gone.setdefault(n.missing, []).append(key)
             continue
-        line: Line = [(f"{'queue' if key == 'queue' else key.upper():<6}", "title")]
+        line: Line = [(f"{'queue' if key == 'queue' else key.upper():<5}", "title")]
         for part in PARTS:
             reading = read_number(state, f"latency.{key}_{part}_ns")
             text = "-" if reading.lo is None else range_text(reading.lo, reading.hi).replace(" ", "")
             line.append((f"{text:>{cell}}", value_style(reading)))
-        out.append([*line, (f"{n.value:>6}", value_style(n))])
+        out.append([*line, (f"{short(n.value):>4}" if n.value < 1000 else f" {short(n.value)}", value_style(n))])
     out += [[("n/a ", "warn"), (f"{', '.join(keys)}: {clean(why)}", "soft")] for why, keys in gone.items()]
     return out[:height]
 
@@ -128,9 +174,9 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
             share = "-" if used is None else f"{used:.1%}"
             out.append([(f"  engine {clean(engine.last.engine)}  {share} in use", "soft")])
     for stream in attached.streams.values():
-        line: Line = [("events   ", "soft"), (f"{clean(stream.source)} rank {stream.rank}", "text")]
-        line += [(f"  seq {stream.last_seq:,}  lag {duration(stream.lag_ns)}  ", "soft")]
-        line += [(f"{whole(stream.num_cached)} cached  ", "text")]
+        name: Line = [("events   ", "soft"), (f"{clean(stream.source)} rank {stream.rank}", "text")]
+        out.append([*name, (f"  lag {duration(stream.lag_ns)}", "soft")])
+        line: Line = [(f"  sequence {stream.last_seq:,}  ", "soft"), (f"{whole(stream.num_cached)} cached  ", "text")]
         trouble = stream.problem or stream.partial
         line += [(clean(trouble), "warn")] if trouble else [("whole", "good")]
         if stream.num_orphans:

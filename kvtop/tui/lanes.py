@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 
 from kvtop.engine.events import Event
 from kvtop.side_by_side import Journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from engine_helpers import kv_engine, serve
@@ -29,7 +30,7 @@ def kept(engine: Engine) -> list[tuple[int, ...]]:
     for node in engine.allocator.tier._known.values():  # type: ignore[attr-defined]
         tokens: tuple[int, ...] = ()
         while node is not None:
-            tokens, node = node.tokens + tokens, node.parent
+            tokens, node = (*array("Q", node.tokens), *tokens), node.parent
         chains.append(tokens)
     return chains
 

@@ -3,9 +3,8 @@
     python tests/perf/tui.py [--blocks 100000] [--frames 200] [--model default]
 
 Frames: events of a real engine (null executor, 1,000 sequences, 3,072 tokens a step, 10 steps a frame: 0.25 s of steps
-of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. First paint: ``kvtop`` on a
-pseudo terminal, from the command to the first row of its header, and to the first engine step. Idle: CPU time of the
-paused TUI's own process.
+of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. The rest: ``kvtop`` on a pseudo
+terminal of that size, CPU time of the TUI's own process, bytes it writes there, and times on the wall.
 """
 
 from __future__ import annotations
@@ -30,9 +29,11 @@ from kvtop.engine.events import Event, RunStarted
 from kvtop.engine.recorder import Recorder
 from kvtop.stats import percentile
 from kvtop.tui.app import KvtopApp
+from kvtop.tui.screens import SCREENS
 
 STEPS_A_FRAME, SEQUENCES, WARM_UP = 10, 1_000, 20
 IDLE_S = 10.0
+SCREENS_DRAWN = ("1", "2")
 
 
 class Serving:
@@ -62,8 +63,8 @@ class Serving:
         return self.recorder.drain()
 
 
-async def frame_seconds(num_blocks: int, frames: int) -> tuple[list[float], list[float]]:
-    """CPU seconds of each frame: folding its events, and drawing what they changed."""
+async def frame_seconds(num_blocks: int, frames: int, key: str) -> tuple[list[float], list[float]]:
+    """CPU seconds of each frame on the screen ``key``: folding its events, and drawing what they changed."""
     serving = Serving(num_blocks)
     session = FakeSession([RunStarted(run_id="r", manifest={"num_blocks": num_blocks}), serving.engine.keyframe()])
     made = [serving.events() for _ in range(frames + WARM_UP)]
@@ -74,6 +75,7 @@ async def frame_seconds(num_blocks: int, frames: int) -> tuple[list[float], list
     folding, drawing = [], []
     async with app.run_test(size=(200, 50)) as pilot:
         app.tick()
+        await pilot.press(key)
         await pilot.pause(0.2)
         for events in made:
             session.events.extend(events)
@@ -81,35 +83,65 @@ async def frame_seconds(num_blocks: int, frames: int) -> tuple[list[float], list
             while session.events or app.feed.behind:
                 app.feed.fold_pending()
             folded = time.process_time()
-            app._show()
+            app.show_now()
             await pilot.pause()
             folding.append(folded - begin)
             drawing.append(time.process_time() - folded)
     return sorted(folding[WARM_UP:]), sorted(drawing[WARM_UP:])
 
 
-def first_paint(model: str) -> tuple[float, float, float]:
-    """Seconds to the first paint, seconds to the first step, and the share of a core while paused."""
+def first_paint(model: str) -> dict[str, str]:
+    """At 200x50: the way to the first paint and step, what a busy and a paused screen cost, and how fast it quits."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "kvtop", "live", "-m", model, "-w", "default"]
-    terminal = PseudoTerminal(command, PYTHONWARNINGS="ignore")
+    terminal = PseudoTerminal(command, PYTHONWARNINGS="ignore", COLUMNS="200", LINES="50")
+    found: dict[str, str] = {}
     try:
-        terminal.wait_for("kvtop")
-        painted = time.perf_counter() - begin
-        terminal.wait_for("\u25b6 running", timeout_s=120)
-        running = time.perf_counter() - begin
-        terminal.press(b" ")
-        terminal.wait_for("paused")
+        terminal.read_until(b"kvtop")
+        found["first paint after the command"] = f"{time.perf_counter() - begin:.2f} s"
+        terminal.read_until("\u25b6 running".encode(), timeout_s=120)
+        found["first step after the command"] = f"{time.perf_counter() - begin:.2f} s"
         process = psutil.Process(terminal.process.pid)
+        _read_for(terminal, 3.0)
+        cpu, written = _share(terminal, process)
+        found["CPU while the engine runs, 200x50"] = f"{cpu:.1%} of a core"
+        found["written to the terminal while it runs"] = f"{written / 1e3:.0f} kB/s"
+        found["key to screen (median of 9)"] = f"{_key_seconds(terminal) * 1e3:.0f} ms"
+        terminal.press(b"p")
+        terminal.read_until(b"paused")
         _read_for(terminal, 2.0)
-        before = sum(process.cpu_times()[:2])
-        _read_for(terminal, IDLE_S)
-        idle = (sum(process.cpu_times()[:2]) - before) / IDLE_S
+        cpu, written = _share(terminal, process)
+        found["CPU while paused"] = f"{cpu:.1%} of a core"
+        found["written to the terminal while paused"] = f"{written:.0f} B/s"
+        begin = time.perf_counter()
         terminal.press(b"q")
+        terminal.read_until(b"\x1b[?1049l")
+        found["quit: the terminal is given back"] = f"{(time.perf_counter() - begin) * 1e3:.0f} ms"
         terminal.wait()
     finally:
         terminal.close()
-    return painted, running, idle
+    return found
+
+
+def _share(terminal: PseudoTerminal, process: psutil.Process) -> tuple[float, float]:
+    """Share of a core, and bytes a second, over IDLE_S."""
+    before, length = sum(process.cpu_times()[:2]), len(terminal.output)
+    _read_for(terminal, IDLE_S)
+    return (sum(process.cpu_times()[:2]) - before) / IDLE_S, (len(terminal.output) - length) / IDLE_S
+
+
+def _key_seconds(terminal: PseudoTerminal) -> float:
+    """From a key that changes the screen to the first byte of its new title, there and back."""
+    taken = []
+    for i in range(9):
+        key, title = (b"8", b"Source") if i % 2 == 0 else (b"1", b"Findings")
+        terminal.output = b""
+        begin = time.perf_counter()
+        terminal.press(key)
+        terminal.read_until(title)
+        taken.append(time.perf_counter() - begin)
+        _read_for(terminal, 0.3)
+    return sorted(taken)[4]
 
 
 def _read_for(terminal: PseudoTerminal, seconds: float) -> None:
@@ -126,14 +158,14 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = arguments.blocks, arguments.frames
     print(f"load average {os.getloadavg()[0]:.1f}\n\n| what | figure |\n|---|---|")
-    for what, taken in zip(("folding", "drawing"), asyncio.run(frame_seconds(*sizes)), strict=True):
-        p50, p99 = percentile(taken, 50) or 0, percentile(taken, 99) or 0
-        figure = f"{p50 * 1e3:.1f} / {p99 * 1e3:.1f} ms, n = {len(taken)}"
-        print(f"| {what} a frame of {arguments.blocks:,} blocks, CPU p50 / p99 | {figure} |")
-    painted, running, idle = first_paint(arguments.model)
-    print(f"| first paint after the command | {painted:.2f} s |")
-    print(f"| first step after the command | {running:.2f} s |")
-    print(f"| CPU while paused | {idle:.1%} of a core |")
+    for key in SCREENS_DRAWN:
+        name = next(entry.name for entry in SCREENS if entry.key == key)
+        for what, taken in zip(("folding", "drawing"), asyncio.run(frame_seconds(*sizes, key)), strict=True):
+            p50, p99 = percentile(taken, 50) or 0, percentile(taken, 99) or 0
+            figure = f"{p50 * 1e3:.1f} / {p99 * 1e3:.1f} ms, n = {len(taken)}"
+            print(f"| {name}: {what} a frame of {arguments.blocks:,} blocks, CPU p50 / p99 | {figure} |")
+    for what, figure in first_paint(arguments.model).items():
+        print(f"| {what} | {figure} |")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widget import Widget
 
+from kvtop.tui.attached import number_lines, source_note
 from kvtop.tui.frame import Frame
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 
@@ -60,6 +61,10 @@ class Panel(Vertical):
         """What stands at the right end of the title."""
         return []
 
+    def attached_note(self, frame: Frame) -> Line:
+        """The same of attached servers: what makes their figures less than they seem."""
+        return source_note(frame.state)
+
     @property
     def kvtop(self) -> KvtopApp:
         """The application, for ``select`` and ``choose``."""
@@ -96,7 +101,9 @@ class Panel(Vertical):
     def _show_title(self) -> None:
         if self.frame is not None and self.is_mounted:
             rule = self.query_one(TitleRule)
-            rule.show(self.TITLE, self.QUESTION, self.note(self.frame), self.has_focus_within)
+            attached = self.frame.state.attached is not None
+            note = self.attached_note(self.frame) if attached else self.note(self.frame)
+            rule.show(self.TITLE, self.QUESTION, note, self.has_focus_within)
 
 
 class TextPanel(Panel, can_focus=True):
@@ -109,7 +116,15 @@ class TextPanel(Panel, can_focus=True):
         body = self.query_one(".body", Lines)
         width, height = body.size
         if width and height:
-            body.set_lines([cut(line, width) for line in self.lines(frame, width, height)])
+            attached = frame.state.attached is not None
+            lines = self.attached_lines(frame, width, height) if attached else self.lines(frame, width, height)
+            body.set_lines([cut(line, width) for line in lines])
+
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        """What attached servers report of the panel's numbers; which of them they do not report, and why."""
+        if not self.NUMBERS:
+            return [[("not reported by servers", "soft")]]
+        return number_lines(frame, self.TITLE, self.NUMBERS, width, height)
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         raise NotImplementedError

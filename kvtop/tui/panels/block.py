@@ -41,6 +41,17 @@ group      the KV group whose table holds it"""
         super().__init__()
         self.view = view
 
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        """A logical block: which number it has on the server, who holds it, and how often, is not reported."""
+        pool, block = frame.state.pool, self.view.cursor
+        if pool is None or block >= pool.num_blocks:
+            return [[("not reported: kvtop needs --kv-events", "soft")]]
+        known = ("block", "tokens", "key", "prefix", "age", "group") if pool.key[block] is not None else ("block",)
+        facts = [(name, line) for name, line in self._facts(frame.state, pool, block, width - _LABEL) if name in known]
+        facts.insert(1, ("state", [("cached", "idle") if pool.key[block] is not None else ("nothing cached", "text")]))
+        facts.append(("n/a", [("its number there, holders, hits, order of eviction", "soft")]))
+        return [[(f"{label:<{_LABEL}}", "soft"), *line] for label, line in facts]
+
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         pool, block = frame.state.pool, self.view.cursor
         if pool is None or block >= pool.num_blocks:

@@ -6,6 +6,7 @@ from textual import on
 from textual.app import ComposeResult
 
 from kvtop.state.eviction_order import policy_of
+from kvtop.tui.attached import block_legend
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
@@ -142,6 +143,15 @@ sequences that hold most of it are listed below."""
             return []
         return list(dict.fromkeys(name for block in self.map.cell_blocks() for name in pool.owners[block]))
 
+    def _legend(self, frame: Frame) -> Line:
+        if frame.state.attached is not None:
+            return block_legend(frame.state)
+        return legend(self.map.look, self.map.grid.density == 1, self.map.letters)
+
+    def attached_note(self, frame: Frame) -> Line:
+        logical: Line = [("logical blocks, from events", "soft")] if frame.state.pool is not None else []
+        return super().attached_note(frame) or logical
+
     def _show_settings(self, frame: Frame) -> None:
         settings, grid, shown = self.query_one("#settings", Lines), self.map.grid, self.map.size.height
         width = settings.size.width
@@ -160,5 +170,5 @@ sequences that hold most of it are listed below."""
             right = [("top left is taken next", "soft")]
         settings.set_lines([cut(spread(line, right, width), width)])
         self.query_one("#legend", Lines).set_lines(
-            [cut(legend(self.map.look, grid.density == 1, self.map.letters), width)]
+            [cut(self._legend(frame), width)]
         )

@@ -22,6 +22,11 @@ of now wherever the cursor is. GPU: by NVML, the first device. Host: by
 the operating system; engine is the engine's process, kvtop this one.
 What no device reports is called so."""
 
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        own = self.kvtop.devices.latest()
+        busy = "not reported" if own is None or own.own_busy is None else f"{own.own_busy:.0f} % of a core"
+        return [[("not reported: the server's devices", "soft")], [*_pair("kvtop here", busy)]][:height]
+
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         device = self.kvtop.devices.latest()
         if device is None:

@@ -54,7 +54,8 @@ class FindingsPanel(Panel):
         elif made != self._made:  # there may be no further frame to do it with
             self.set_timer(self._next_s - now_s + 0.01, self.redraw)
         table = self.query_one(LineTable)
-        table.empty_text = "nothing found" if state.last_step is not None else "nothing to judge yet"
+        judged = state.last_step is not None or (state.attached is not None and bool(state.attached.rows))
+        table.empty_text = "nothing found" if judged else "nothing to judge yet"
         table.set_rows(list(self._found), lambda rule: _cells(self._found[rule]))
 
     @on(LineTable.Opened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtop.tui.attached import source_lines
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, duration, plural, whole
@@ -20,6 +21,9 @@ lag      events that have arrived and are not on the screen yet
 folding  CPU time of this process for each event, and kvtop's own load
 past     how far back the time line goes, and its size on disk
 stderr   the last line that native code wrote"""
+
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        return [*source_lines(frame, max(1, height - 2)), *self.lines(frame, width, height)[1:3]][:height]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         app, line = self.kvtop, frame.timeline

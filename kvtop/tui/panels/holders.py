@@ -45,7 +45,10 @@ Enter leads to the request."""
         rows = {_id(holder): holder for holder in holders(frame.state)[:MOST]}
         pool = frame.state.pool
         table = self.query_one(LineTable)
-        table.empty_text = "nobody has held a block yet"
+        attached = frame.state.attached is not None
+        table.empty_text = (
+            "not reported: servers do not tell who holds what" if attached else "nobody has held a block yet"
+        )
         table.set_rows(list(rows), lambda row: _cells(rows[row], pool.num_blocks if pool else 0))
 
     @on(LineTable.Opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtop.state.model import Samples
 from kvtop.state.numbers import PARTS
 from kvtop.state.windows import Summary, summarise
+from kvtop.tui.attached import latency_lines
 from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
@@ -34,6 +35,9 @@ the height. Under VIRTUAL TIME all times are the simulated clock's."""
 
     def note(self, frame: Frame) -> Line:
         return [("last 60 s", "soft")]
+
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        return latency_lines(frame, width, height)
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         state = frame.state

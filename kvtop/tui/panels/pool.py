@@ -31,9 +31,10 @@ victim       who would lose its blocks first
 Enter leads to the map of all blocks."""
 
     NUMBERS = (
-        "pool.num_blocks", "pool.used_blocks", "pool.shared_blocks", "pool.idle_blocks", "pool.fresh_blocks",
-        "pool.in_transfer_blocks", "pool.token_fill", "pool.tail_waste_slots", "runway.ns",
-        "runway.reclaimable_blocks", "runway.growth_blocks_s", "runway.floor_blocks_s", "runway.victim",
+        "pool.num_blocks", "pool.used_share", "pool.used_blocks", "pool.cached_blocks", "pool.shared_blocks",
+        "pool.idle_blocks", "pool.fresh_blocks", "pool.in_transfer_blocks", "pool.token_fill",
+        "pool.tail_waste_slots", "runway.ns", "runway.reclaimable_blocks", "runway.growth_blocks_s",
+        "runway.floor_blocks_s", "runway.victim",
     )  # fmt: skip
     LEADS_TO = "Block map"
 

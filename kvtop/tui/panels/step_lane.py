@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.windows import step_columns
+from kvtop.tui.attached import look_lanes
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
@@ -26,6 +27,9 @@ time  how long the step took; used  blocks in use after it"""
     def note(self, frame: Frame) -> Line:
         taken = frame.state.history.step_ns
         return [("last step ", "soft"), (duration(taken[-1]), "text")] if taken else []
+
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        return look_lanes(frame, width, height)
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         room = max(1, width - 5)

@@ -29,6 +29,7 @@ SCREENS: tuple[ScreenEntry, ...] = (
     ScreenEntry("2", "Block map", "kvtop.tui.screens.blocks:BlocksScreen", shows=("block",)),
     ScreenEntry("4", "Requests", "kvtop.tui.screens.requests:RequestsScreen", shows=("request",)),
     ScreenEntry("5", "Latency", "kvtop.tui.screens.latency:LatencyScreen"),
+    ScreenEntry("6", "Compare", "kvtop.tui.screens.compare:CompareScreen"),
     ScreenEntry("7", "Memory calculator", "kvtop.tui.screens.memory:MemoryScreen"),
     ScreenEntry("8", "Events", "kvtop.tui.screens.events:EventsScreen"),
 )

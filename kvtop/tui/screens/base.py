@@ -160,7 +160,7 @@ class PanelScreen(FrameScreen):
             self.told() is not None,
             panel.LEADS_TO if panel else "",
             bool(panel and panel.NUMBERS),
-            self.timeline.live.pool is not None,
+            self.timeline.live.has_begun,
         )
         if now != self._applying:
             self._applying = now
@@ -174,9 +174,9 @@ class PanelScreen(FrameScreen):
         line, panel = self.timeline, self.focused_panel
         match action:
             case "move" | "start":
-                return line.live.pool is not None
+                return line.live.has_begun
             case "freeze":
-                return line.live.pool is not None and (line.at_live or line.speed is not None)
+                return line.live.has_begun and (line.at_live or line.speed is not None)
             case "live":
                 return not line.at_live and (line.speed is None or parameters == ("now",))
             case "pace":

@@ -14,9 +14,10 @@ from textual.widgets import Static
 
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS
+from kvtop.tui.attached import told
 from kvtop.tui.glyphs import to_ascii
 from kvtop.tui.panels.base import Panel, panel_of
-from kvtop.tui.text import clean, measured
+from kvtop.tui.text import clean
 from kvtop.tui.widgets.key_bar import key_name
 
 WIDTH = 75  # of text in a dialog on 80 columns
@@ -106,8 +107,10 @@ def explanation(panel: Panel, state: RunState) -> str:
     parts: list[str] = []
     for name in panel.NUMBERS:
         number = NUMBERS[name]
-        parts += [f"{number.title} = {measured(number.read(state), number.unit)}", f"    {number.formula}"]
-        parts += [f"    {number.window}; {number.source}  ({name})", ""]
+        text, truth = told(state, number)
+        source = number.source if state.attached is None else truth or "not reported"
+        parts += [f"{number.title} = {text}", f"    {number.formula}"]
+        parts += [f"    {number.window}; {source}  ({name})", ""]
     return "\n".join([*parts, panel.HELP])
 
 

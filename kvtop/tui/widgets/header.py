@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState
+from kvtop.tui.attached import badge
 from kvtop.tui.frame import Frame, has_ended, is_simulated, is_virtual
 from kvtop.tui.text import clean, clock, whole
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
@@ -101,6 +102,8 @@ def _where(frame: Frame) -> Line:
 
 def _badges(state: RunState) -> Line:
     """What kind of time this is."""
+    if state.attached is not None:
+        return badge(state)
     badges: Line = [(" SIMULATED ", "badge"), (" ", "")] if is_simulated(state) else []
     if is_virtual(state):
         return [*badges, (" VIRTUAL TIME ", "badge"), (" ", "")]

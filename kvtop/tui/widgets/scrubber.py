@@ -12,6 +12,7 @@ from kvtop.tui.widgets.lines import Line, Lines, width_of
 
 LETTERS = {
     "gap": ("G", "bad"),
+    "server": ("S", "bad"),
     "stalled": ("S", "bad"),
     "preempt": ("P", "warn"),
     "mark": ("m", "focus"),

@@ -1,0 +1,98 @@
+"""kvtop attach: the TUI on running servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtop.cli.attach_options import add_attach_options, attach_spec
+from kvtop.cli.values import positive
+
+if TYPE_CHECKING:
+    from kvtop.attach.session import AttachSession
+    from kvtop.state.model import RunState
+
+DESCRIPTION = """\
+Look at running vLLM or SGLang servers in the same screens. Nothing is sent to them but requests for /metrics: they are
+only looked at. Every panel says how true it is; `kvtop doctor URL` says what a server does not report, and which of its
+flags would. Without a terminal it prints a line now and then, and records if asked to."""
+
+EXAMPLES = """
+kvtop attach http://127.0.0.1:8000
+kvtop attach gpu1:8000 gpu2:8000 --interval 2
+kvtop attach http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557 --kv-replay tcp://127.0.0.1:5558
+kvtop attach http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557 --record monday --seconds 3600 < /dev/null
+"""
+LINE_EVERY_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("urls", nargs="*", metavar="URL", help="server, http://HOST:PORT (or HOST:PORT)")
+    add_attach_options(parser)
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep what is seen, for `kvtop replay DIR`")
+    parser.add_argument(
+        "--keep-tokens", action="store_true",
+        help="record the token ids of KV events too: they are the prompts (default: hashes only)",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=positive, metavar="S", help="end after S seconds (without a terminal)")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the TUI, or print lines where there is no terminal."""
+    from kvtop.attach.session import AttachSession
+    from kvtop.cli.terminal import can_open_tui
+    from kvtop.engine.errors import UsageError
+
+    if args.keep_tokens and args.record is None:
+        raise UsageError("--keep-tokens is about a recording: give --record DIR")
+    session = AttachSession(attach_spec(args, args.urls))
+    if can_open_tui() and args.seconds is None:
+        from kvtop.tui.app import run_app
+
+        return run_app(session, ascii=args.ascii)
+    return _headless(session, args.seconds)
+
+
+def _headless(session: AttachSession, seconds: float | None) -> int:
+    """A line every few seconds; 130 after Ctrl-C. What is recorded is whole either way."""
+    from kvtop.cli.terminal import interruptible
+    from kvtop.state.model import RunState
+    from kvtop.state.reduce import reduce
+
+    state, began = RunState(), time.monotonic()
+    due, code = began + min(LINE_EVERY_S, seconds or LINE_EVERY_S), 0
+    session.start()
+    try:
+        with interruptible():
+            while seconds is None or time.monotonic() - began < seconds:
+                for event in session.poll(0.2):
+                    reduce(state, event)
+                if time.monotonic() >= due:
+                    due += LINE_EVERY_S
+                    print(one_line(state), flush=True)
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        session.stop()
+    if state.notice_level == "error":
+        print(f"kvtop: {state.notice}", file=sys.stderr)
+        return 1
+    return code
+
+
+def one_line(state: RunState) -> str:
+    """The few figures one looks at first."""
+    from kvtop.state.numbers import NUMBERS
+    from kvtop.tui.attached import told
+    from kvtop.tui.text import clean
+
+    if state.attached is None:
+        return "no answer yet"
+    names = ("pool.used_share", "queue.running", "queue.waiting", "cache.hit_rate", "latency.ttft_p50_ns")
+    parts = [f"{NUMBERS[name].title} {told(state, NUMBERS[name])[0]}" for name in names]
+    problems = [f"{s.name}: {s.problem}" for s in state.attached.servers.values() if s.problem]
+    return clean("; ".join([f"{state.t_ns / 1e9:.0f} s", *parts, *problems]))
