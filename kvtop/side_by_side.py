@@ -6,7 +6,7 @@ The same functions as ``kvtop compare`` uses on finished runs, over the requests
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,7 +148,9 @@ def counts(first: RunState, other: RunState) -> list[Line]:
     for key, label in (
         ("preemptions", "preemptions"), ("recomputed_tokens", "computed again"), ("evictions", "evictions"),
     ):  # fmt: skip
-        found.append(_count(label, first.totals.get(key, 0), other.totals.get(key, 0)))
+        a, b = (state.totals.get(key, 0) for state in (first, other))
+        if a or b or key != "recomputed_tokens":
+            found.append(_count(label, a, b))
     a, b = (ratio(s.totals.get("output_tokens", 0) * 1e9, s.t_ns) for s in (first, other))
     if a and b is not None:
         verdict = SAME if a == b else BETTER if b > a else WORSE
@@ -159,10 +161,3 @@ def counts(first: RunState, other: RunState) -> list[Line]:
 def _count(label: str, a: float, b: float, *, unit: str = "count", more_is_better: bool = False) -> Line:
     verdict = SAME if a == b else BETTER if (b > a) == more_is_better else WORSE
     return Line(label, unit, a, b, b - a, None, verdict)
-
-
-def compare_now(first: RunState, other: RunState, journals: Sequence[Journal], *, intervals: bool = True) -> list[Line]:
-    """All rows at the moment of ``first``. Complexity: the bootstrap, a thousand resamples of the pairs."""
-    ended = [journal.until(state.t_ns) for journal, state in zip(journals, (first, other), strict=True)]
-    rows = settings(first.manifest, other.manifest)
-    return [*rows, *(latencies(*ended) if intervals else []), *counts(first, other)]

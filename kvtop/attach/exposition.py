@@ -99,12 +99,13 @@ def _note_bad(parsed: Parsed, line: str) -> None:
 
 def _number(rest: str) -> float | None:
     """The value of ``value [timestamp]``; None: there is none. 1e400 is infinite, as in every other reader."""
-    try:
-        return float(rest) if "_" not in rest else None
-    except ValueError:
-        pass
+    if "_" not in rest:  # which Python's numbers may have
+        try:
+            return float(rest)
+        except ValueError:
+            pass
     words = rest.partition(" # ")[0].split()
-    if not 1 <= len(words) <= 2 or "_" in rest:
+    if not 1 <= len(words) <= 2 or any("_" in word for word in words):
         return None
     try:
         if len(words) == 2:

@@ -7,8 +7,11 @@ Messages that were lost make a rank *partial*: blocks may be missing, or long go
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from kvtop.attach.kv_decode import DEVICE, Batch, Cleared, Removed, Stored
 from kvtop.engine.events import BlockRow, Decision, Event, Keyframe, KvEvents, KvStream
@@ -64,11 +67,10 @@ class KvTracker:
         self.ranks: dict[Name, _Rank] = {}
         self.cached: dict[Place, _Block] = {}
         self.decisions: list[Decision] = []
-        self.stored = self.removed = 0
         self.notes: list[str] = []
         self.tokens: list[tuple[int, list[int]]] = []
         self.keep_tokens = keep_tokens
-        self.outgrown = True  # the pool has to be told anew: its size, or that of its blocks, has changed
+        self._parts: list[list[Decision] | Keyframe] = []
         self._heard = False
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._waiting: dict[Place, set[Place]] = {}  # parent that is not known -> blocks below it
@@ -146,7 +148,8 @@ class KvTracker:
 
     def _store(self, rank: _Rank, event: Stored) -> None:
         if not self.block_size:
-            self.block_size, self.outgrown = event.block_size, True
+            self.block_size = event.block_size
+            self._tell_pool()
         parent, size = event.parent, event.block_size
         rank.groups.add(event.group)
         for index, key in enumerate(event.hashes):
@@ -189,7 +192,6 @@ class KvTracker:
             ("publish", "", group, logical, key, parent),
             ("free", "", group, logical, "release"),
         )
-        self.stored += 1
 
     def _remove(self, rank: _Rank, event: Removed) -> None:
         for key in event.hashes:
@@ -212,7 +214,6 @@ class KvTracker:
         if medium == DEVICE:
             if how == "evict":
                 self.decisions.append(("evict", "", group, logical, key, block.parent, None, None, None))
-                self.removed += 1
             else:
                 self.decisions.append(("unpublish", group, logical, key, how))
             self._free.append(logical)
@@ -243,7 +244,7 @@ class KvTracker:
     def _grow(self) -> None:
         before, self.num_blocks = self.num_blocks, self.num_blocks * GROWTH
         self._free = list(range(self.num_blocks - 1, before - 1, -1))
-        self.outgrown = True
+        self._tell_pool()
 
     def resize(self, num_blocks: int) -> None:
         """The pool's size has become known. One that is too small for what is in it stays as it is."""
@@ -254,38 +255,48 @@ class KvTracker:
             self._free[:0] = range(num_blocks - 1, self.num_blocks - 1, -1)
         else:
             self._free = [logical for logical in self._free if logical < num_blocks]
-        self.num_blocks, self.outgrown = num_blocks, True
+        self.num_blocks = num_blocks
+        if self.block_size:
+            self._tell_pool()
 
-    def drain(self, step: int, t_ns: int) -> list[Event]:
-        """What has happened since the last call: the pool anew where it has another size, then the changes."""
-        events: list[Event] = []
-        if self.outgrown:
-            events.append(self.keyframe(step, t_ns))
+    def _tell_pool(self) -> None:
+        """The pool has another size from here on: readers are told it anew, between two changes."""
+        if self.decisions:
+            self._parts.append(self.decisions)
             self.decisions = []
-        if not events and not self.decisions and not self.notes and not self._heard:
-            return []
-        events.append(
-            KvEvents(
-                step=step, t_ns=t_ns, decisions=self.decisions, stored=self.stored, removed=self.removed,
-                streams=self.streams(), notes=self.notes, tokens=self.tokens,
-            )
-        )  # fmt: skip
-        self.decisions, self.notes, self.tokens, self.stored, self.removed = [], [], [], 0, 0
-        self._heard = False
-        return events
-
-    def keyframe(self, step: int, t_ns: int) -> Keyframe:
-        """The pool as it is, with what has been noted and not been drained."""
         rows = [
-            BlockRow(logical, "idle", 0, self.block_size, place[3], block.parent, step, step, 0, 0)
+            BlockRow(logical, "idle", 0, self.block_size, place[3], block.parent, 0, 0, 0, 0)
             for place, block in self.cached.items()
             for logical in block.blocks
             if logical >= 0
         ]
-        self.outgrown = False
-        return Keyframe(
-            step=step, t_ns=t_ns, num_blocks=self.num_blocks, block_size=self.block_size or 1,
-            blocks=sorted(rows, key=lambda row: row.block), sequences=[], totals={},
+        rows.sort(key=lambda row: row.block)
+        self._parts.append(
+            Keyframe(
+                step=0, t_ns=0, num_blocks=self.num_blocks, block_size=self.block_size, blocks=rows, sequences=[],
+                totals={},
+            )
+        )  # fmt: skip
+
+    def drain(self, step: int, t_ns: int) -> list[Event]:
+        """What has happened since the last call, in order: changes, and the pool anew where it got another size."""
+        if not self._heard and not self._parts and not self.decisions:
+            return []
+        events: list[Event] = []
+        for part in [*self._parts, self.decisions]:
+            if isinstance(part, Keyframe):
+                events.append(msgspec.structs.replace(part, step=step, t_ns=t_ns))
+            else:
+                events.append(self._changes(part, step, t_ns, is_last=part is self.decisions))
+        self.decisions, self._parts, self.notes, self.tokens, self._heard = [], [], [], [], False
+        return events
+
+    def _changes(self, decisions: list[Decision], step: int, t_ns: int, is_last: bool) -> KvEvents:
+        kinds = Counter(decision[0] for decision in decisions)
+        return KvEvents(
+            step=step, t_ns=t_ns, decisions=decisions, stored=kinds["publish"], removed=kinds["evict"],
+            streams=self.streams() if is_last else [], notes=self.notes if is_last else [],
+            tokens=self.tokens if is_last else [],
         )  # fmt: skip
 
     def streams(self) -> list[KvStream]:

@@ -146,10 +146,10 @@ def _bound(text: str) -> float | None:
 
 
 def _joined(engines: dict[tuple[str, str], _Engine]) -> dict[tuple[str, str], _Engine]:
-    """Series without a label for the engine belong to the only one there is; with several they stay by themselves."""
+    """Series without a label for the engine are the whole server's: they are kept with its first engine, once."""
     for key in [key for key in engines if not key[0] or not key[1]]:
-        fitting = [other for other in engines if other != key and _within(key, other)]
-        if len(fitting) == 1:
+        fitting = sorted(other for other in engines if other != key and _within(key, other))
+        if fitting:
             other, own = engines[fitting[0]], engines.pop(key)
             for name, value in own.values.items():
                 other.values.setdefault(name, value)

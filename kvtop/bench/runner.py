@@ -52,12 +52,19 @@ class Point:
 Observer = Callable[[Sequence[Progress]], None]
 """Called often while something runs, with what is known of each point under way."""
 
+MakeSession = Callable[[RunSpec], RunSession]
+
 Done = Callable[[int, Outcome], None]
 """Called once a point that was begun, with its place in the list; in the order in which they end."""
 
 
 def run_point(
-    spec: RunSpec, observe: Callable[[Progress], None], *, label: str | None = None, force: bool = False
+    spec: RunSpec,
+    observe: Callable[[Progress], None],
+    *,
+    label: str | None = None,
+    force: bool = False,
+    make_session: MakeSession = RunSession,
 ) -> Outcome:
     """Run one point to its end. A failure is an outcome, not an exception. ``label``: default ``point_label``.
 
@@ -66,11 +73,25 @@ def run_point(
     """
     found: list[Outcome] = []
     point = Point(spec, point_label(spec) if label is None else label)
-    run_points([point], lambda each: observe(each[0]), lambda _, outcome: found.append(outcome), force=force)
+    run_points(
+        [point],
+        lambda each: observe(each[0]),
+        lambda _, outcome: found.append(outcome),
+        force=force,
+        make_session=make_session,
+    )
     return found[0]
 
 
-def run_points(points: Sequence[Point], observe: Observer, done: Done, *, jobs: int = 1, force: bool = False) -> None:
+def run_points(
+    points: Sequence[Point],
+    observe: Observer,
+    done: Done,
+    *,
+    jobs: int = 1,
+    force: bool = False,
+    make_session: MakeSession = RunSession,
+) -> None:
     """Run the points in order, at most ``jobs`` at a time. ``force``: what is in a point's directory is removed.
 
     Raises:
@@ -85,7 +106,7 @@ def run_points(points: Sequence[Point], observe: Observer, done: Done, *, jobs: 
                 index, point = waiting.popleft()
                 if point.kept:
                     done(index, point.outcome("kept"))
-                elif isinstance(begun := _begin(index, point, force), _Running):
+                elif isinstance(begun := _begin(index, point, force, make_session), _Running):
                     running.append(begun)
                 else:
                     done(index, begun)
@@ -133,7 +154,7 @@ class _Running:
         return replace(plain, warnings=tuple(self.warnings), traceback=self.ended.traceback)
 
 
-def _begin(index: int, point: Point, force: bool) -> _Running | Outcome:
+def _begin(index: int, point: Point, force: bool, make_session: MakeSession) -> _Running | Outcome:
     """Start the engine's process; an outcome when that cannot be done."""
     spec = point.spec
     try:
@@ -143,7 +164,7 @@ def _begin(index: int, point: Point, force: bool) -> _Running | Outcome:
                 check_not_in_use(run_dir)
                 shutil.rmtree(run_dir)
             prepare_run_dir(run_dir)
-        session = RunSession(spec)
+        session = make_session(spec)
         session.start()
     except (KvtopError, OSError) as error:
         return point.outcome("failed", str(error), getattr(error, "exit_code", 1))

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--keep-tokens is about a recording: give --record DIR")
     session = AttachSession(attach_spec(args, args.urls))
     if can_open_tui() and args.seconds is None:
-        from kvtop.tui.app import run_app
+        from kvtop.tui.launch import run_app
 
         return run_app(session, ascii=args.ascii)
     return _headless(session, args.seconds)

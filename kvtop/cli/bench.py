@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtop.cli.bench_report import print_comparison
 from kvtop.cli.bench_runs import EXIT_INTERRUPTED, Bench, BenchResult, open_bench
+from kvtop.cli.metrics_options import add_metrics_options
 from kvtop.cli.plotting import add_plot_options, check_plot_options, plot_options, show_plots
 from kvtop.cli.result_options import (
     add_judging_options,
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_result_options(output)
     add_judging_options(parser)
     add_plot_options(parser)
+    add_metrics_options(parser)
     add_placing_options(parser)
     add_rate_options(parser)
 
@@ -175,6 +177,8 @@ def check_placing(args: argparse.Namespace, specs: Sequence[RunSpec]) -> None:
     several = args.jobs > 1 or args.ray is not None
     if not several and args.share_machine:
         raise UsageError("--share-machine: one run at a time shares nothing (it goes with --jobs N or --ray)")
+    if args.ray is not None and args.metrics_port is not None:
+        raise UsageError("--metrics-port: with --ray the runs are in other processes, of which only the ends are told")
     if args.ray is None and (args.ray_cpus is not None or args.ray_gpus is not None):
         raise UsageError("--ray-cpus and --ray-gpus: there is no --ray")
     real = next((spec for spec in specs if not is_virtual(spec)), None)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvtop.cli.bench_report import overall_text, report_outcome
+from kvtop.cli.metrics_options import open_exporter, session_maker
 from kvtop.cli.terminal import ProgressLine, interruptible
+from kvtop.run.session import RunSession
 from kvtop.run.spec import RunSpec
 
 if TYPE_CHECKING:
     from kvtop.bench import Outcome, Point, Progress
-    from kvtop.bench.runner import Done, Observer
+    from kvtop.bench.runner import Done, MakeSession, Observer
     from kvtop.bench.store import Store
 
 EXIT_INTERRUPTED = 130
@@ -45,6 +47,7 @@ class Bench:
     ray_options: dict[str, float] = field(default_factory=dict)
     line: ProgressLine = field(default_factory=ProgressLine)
     quiet: bool = False  # no line for each run
+    make_session: MakeSession = RunSession
 
     def where(self, run_dir: Path) -> str:
         """What the user is told about where a run is kept."""
@@ -127,7 +130,7 @@ class Bench:
         if self.ray is None:
             from kvtop.bench import run_points
 
-            run_points(points, observe, done, jobs=self.jobs, force=self.force)
+            run_points(points, observe, done, jobs=self.jobs, force=self.force, make_session=self.make_session)
             return
         from kvtop.bench.ray_cluster import run_on_ray
 
@@ -165,9 +168,11 @@ def open_bench(args: argparse.Namespace, *, force: bool) -> Iterator[Bench]:
     output, local = str(args.output), not is_url(str(args.output))
     common: dict[str, Any] = {"jobs": args.jobs, "force": force, "ray": args.ray}
     common["ray_options"] = {"cpus": args.ray_cpus or 1.0, "gpus": args.ray_gpus or 0.0}
-    if args.ray is None and (local or output.startswith("file://")):
-        yield Bench(Path(output.removeprefix("file://")), **common)
-        return
-    store = Store(f"file://{Path(output).resolve()}" if local else output)
-    with tempfile.TemporaryDirectory(prefix="kvtop-bench-") as mirror:
-        yield Bench(Path(mirror), store=store, **common)
+    with open_exporter(args) as exporter:
+        common["make_session"] = session_maker(exporter)
+        if args.ray is None and (local or output.startswith("file://")):
+            yield Bench(Path(output.removeprefix("file://")), **common)
+            return
+        store = Store(f"file://{Path(output).resolve()}" if local else output)
+        with tempfile.TemporaryDirectory(prefix="kvtop-bench-") as mirror:
+            yield Bench(Path(mirror), store=store, **common)

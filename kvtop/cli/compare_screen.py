@@ -55,7 +55,7 @@ def live_runs(args: argparse.Namespace) -> list[tuple[str, StartableSession]]:
     real = next((spec for spec in specs if not is_virtual(spec)), None)
     if real is not None:
         raise UsageError(
-            f"--tui: executor {real.executor} runs in real time, and runs that share a machine disturb each other's times; "
+            f"--tui: executor {real.executor} runs in real time, and runs that share a machine disturb each other; "
             "expected --executor sim or null (or runs recorded one by one: kvtop bench, then compare RUN RUN --tui)"
         )
     if (found := conflicts(specs, by_workload=False)) and not args.force:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtop.cli.display_options import add_display_options, display
+from kvtop.cli.metrics_options import add_metrics_options, open_exporter, session_maker
 from kvtop.cli.run_options import add_engine_options, add_workload_options, check_workload, run_spec
 from kvtop.cli.terminal import ProgressLine, can_open_tui, interruptible
 from kvtop.cli.values import positive
 from kvtop.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from kvtop.bench.runner import MakeSession
 
 DESCRIPTION = """\
 Serve a workload and watch every KV block. Without a terminal the same thing runs headless for --seconds and prints the
@@ -44,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--paused", action="store_true", help="start paused (on a terminal)")
     add_workload_options(parser)
     add_engine_options(parser)
+    add_metrics_options(parser)
     add_display_options(parser)
 
 
@@ -60,41 +65,41 @@ def run(args: argparse.Namespace) -> int:
         args, args.workload, args.policy, args.allocator, run_dir=run_dir, max_seconds=seconds, start_paused=args.paused
     )
     check_workload(spec.workload)
-    if args.plain:
-        return _plain(spec)
-    return _on_screen(spec, display(args)) if on_screen else _headless(spec)
+    with open_exporter(args) as exporter:
+        make_session = session_maker(exporter)
+        if args.plain:
+            return _plain(spec, make_session)
+        return _on_screen(spec, make_session, display(args)) if on_screen else _headless(spec, make_session)
 
 
-def _on_screen(spec: RunSpec, drawn: dict[str, Any]) -> int:
+def _on_screen(spec: RunSpec, make_session: MakeSession, drawn: dict[str, Any]) -> int:
     from kvtop.results.rundir import prepare_run_dir
-    from kvtop.run.session import RunSession
-    from kvtop.tui.app import run_app
+    from kvtop.tui.launch import run_app
 
     if spec.run_dir is not None:
         prepare_run_dir(spec.run_dir)
-    return run_app(RunSession(spec), **drawn)
+    return run_app(make_session(spec), **drawn)
 
 
-def _plain(spec: RunSpec) -> int:
+def _plain(spec: RunSpec, make_session: MakeSession) -> int:
     from kvtop.cli.plain import run_plain
-    from kvtop.run.session import RunSession
 
-    return run_plain(RunSession(spec))
+    return run_plain(make_session(spec))
 
 
-def _headless(spec: RunSpec) -> int:
+def _headless(spec: RunSpec, make_session: MakeSession) -> int:
     """Run to the end or the time limit, print what ``bench`` prints. Without --record nothing stays on disk."""
     import tempfile
 
     import msgspec
 
     if spec.run_dir is not None:
-        return _run_and_report(spec)
+        return _run_and_report(spec, make_session)
     with tempfile.TemporaryDirectory(prefix="kvtop-") as folder:
-        return _run_and_report(msgspec.structs.replace(spec, run_dir=folder))
+        return _run_and_report(msgspec.structs.replace(spec, run_dir=folder), make_session)
 
 
-def _run_and_report(spec: RunSpec) -> int:
+def _run_and_report(spec: RunSpec, make_session: MakeSession) -> int:
     import sys
 
     from kvtop.bench import run_point
@@ -105,7 +110,7 @@ def _run_and_report(spec: RunSpec) -> int:
     code = 0
     try:
         with interruptible():
-            outcome = run_point(spec, lambda progress: line.show(progress_text(progress)))
+            outcome = run_point(spec, lambda progress: line.show(progress_text(progress)), make_session=make_session)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "live": ("kvtop.cli.live", "run a workload and watch every KV block (what plain `kvtop` does)"),
     "replay": ("kvtop.cli.replay", "the TUI on a recorded run, at any moment of it"),
+    "serve-api": ("kvtop.cli.serve_api", "an OpenAI-compatible API: real clients drive the embedded engine"),
     "attach": ("kvtop.cli.attach", "a running vLLM or SGLang server in the same TUI, read-only"),
     "doctor": ("kvtop.cli.doctor", "what a server lets kvtop see, and which flag gives the rest"),
     "once": ("kvtop.cli.once", "one state of a run, as text or JSON, without a screen"),

@@ -35,6 +35,6 @@ def pace(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Open the TUI on the recording."""
     from kvtop.run.recorded import RecordedSession
-    from kvtop.tui.app import run_app
+    from kvtop.tui.launch import run_app
 
     return run_app(RecordedSession(args.run), replay=True, speed=args.speed, **display(args))

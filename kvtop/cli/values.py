@@ -71,6 +71,14 @@ def count_or_zero(text: str) -> int:
     return value
 
 
+def port_number(text: str) -> int:
+    """A TCP port; 0 stands for any that is free."""
+    value = _whole(text)
+    if not 0 <= value <= 65_535:
+        raise ArgumentTypeError(f"{text!r} is no port (expected 0 to 65535)")
+    return value
+
+
 def _whole(text: str) -> int:
     try:
         value = Decimal(text.strip().replace("_", ""))

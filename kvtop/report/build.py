@@ -110,15 +110,14 @@ def _alike(runs: Sequence[RunSummary], *, force: bool) -> Iterator[tuple[list[Ru
 
 def html(report: Report) -> str:
     """The text of the page."""
-    chapters = []
-    for comparison, groups in zip(report.comparisons, report.figures, strict=True):
-        chapters.append(_chapter(comparison, groups))
+    both = zip(report.comparisons, report.figures, strict=True)
+    chapters = [_chapter(f"d{number}", comparison, groups) for number, (comparison, groups) in enumerate(both, 1)]
     names = dict.fromkeys(comparison.workload for comparison in report.comparisons)
     data = [comparison.as_json() for comparison in report.comparisons]
     return render(f"kvtop report: {', '.join(names)}", LEAD, chapters, data, FOOTER)
 
 
-def _chapter(comparison: Comparison, groups: Iterable[tuple[str, list[Figure]]]) -> Chapter:
+def _chapter(key: str, comparison: Comparison, groups: Iterable[tuple[str, list[Figure]]]) -> Chapter:
     labels = [column.label for column in comparison.columns]
     parts = [
         Part("Findings", [f'<div class="findings">{bullets(_findings(comparison))}</div>']),
@@ -128,7 +127,7 @@ def _chapter(comparison: Comparison, groups: Iterable[tuple[str, list[Figure]]])
     if certain := list(tables.chance(comparison)):
         parts.append(Part("How far to trust the differences", certain))
     for title, figures in groups:
-        drawn = [(f, "" if f.spec is None else vega.svg(charts.finished(f.spec))) for f in figures]
+        drawn = [(f, "" if f.spec is None else vega.svg(charts.finished(f.spec), f"{key}-{f.key}")) for f in figures]
         parts.append(Part(title, figures=drawn))
     simulated = any(run.simulated for column in comparison.columns for run in column.runs)
     num_runs = sum(len(column.runs) for column in comparison.columns)
@@ -169,7 +168,7 @@ def write_files(report: Report, folder: Path, kind: str) -> list[Path]:
         if figure.spec is None:
             continue
         spec = charts.finished(figure.spec)
-        data: Any = vega.png(spec) if kind == "png" else vega.svg(vega.on_white(spec)).encode()
+        data: Any = vega.png(spec) if kind == "png" else vega.svg(vega.on_white(spec), figure.key).encode()
         write_bytes(folder / f"{name}.{kind}", data)
         written.append(folder / f"{name}.{kind}")
     return written

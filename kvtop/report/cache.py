@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtop.engine.errors import KvtopError
+from kvtop.engine.errors import KvtopError, UnknownName
 from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, join
 from kvtop.report.vega import Spec
@@ -22,6 +22,9 @@ PARTS = (
     ("block_rounding", "lost: block rounding", charts.LIGHT[4]),
     ("other", "lost: other", charts.LIGHT[5]),
 )
+ALWAYS = ("lru", "opt")
+"""Policies with a curve besides the run's own: the usual one and the bound. The others take most of the time."""
+
 MAX_CURVE_REQUESTS = 20_000
 """Of a longer trace the curves take minutes; `kvtop trace hit-rate` draws them."""
 
@@ -46,6 +49,9 @@ def decomposition(material: Material) -> Figure:
             tokens = sum(getattr(hits, name) for hits in known)
             rows.append({"run": label, "part": part, "place": place, "share": tokens / prompt})
         told.append(f"{label} {prompt:,} prompt tokens of {sum(hits.num_requests for hits in known):,} requests")
+    if rows and not any(row["share"] for row in rows):
+        none = f"No prompt had a prefix in common with an earlier one: {'; '.join(told)}."
+        return Figure("hits", title, none, None)
     if not rows:
         return Figure(
             "hits", title, "Not reported: caching was off, or the bound of an infinite cache is missing.", None
@@ -82,21 +88,36 @@ def hit_curves(material: Material) -> Figure:
 
 
 def _workload(manifest: dict[str, Any], trace: Path | None) -> Workload:
-    """The requests that were served, proved by their hash.
+    """The requests that were served, proved by their hash: of the trace that the user names, or of the built-in.
 
     Raises:
         KvtopError: they cannot be made again, or are not the same.
     """
-    from kvtop.workloads.load import load_workload
-    from kvtop.workloads.spec import WorkloadSpec
-
-    vocab_size, blocks, size = (manifest.get(key) for key in ("vocab_size", "num_blocks", "block_size_tokens"))
-    if not vocab_size or not blocks or not size or not manifest.get("workload_hash"):
+    blocks, size = manifest.get("num_blocks"), manifest.get("block_size_tokens")
+    if not blocks or not size or not manifest.get("vocab_size") or not manifest.get("workload_hash"):
         raise KvtopError("run.json does not say what its workload was made from")
     if (manifest.get("num_requests") or 0) > MAX_CURVE_REQUESTS:
         raise KvtopError(f"more than {MAX_CURVE_REQUESTS:,} requests (`kvtop trace hit-rate` draws the curves)")
+    longest = min(manifest.get("max_model_len") or blocks * size + 1, blocks * size + 1)
+    reasons = []
+    for name in (*([str(trace)] if trace is not None else []), str(manifest["workload"])):
+        found = _loaded(name, manifest, longest)
+        if isinstance(found, str):
+            reasons.append(found)
+        elif found.hash == manifest["workload_hash"]:
+            return found
+        else:
+            reasons.append(f"{name} is not what was served: the workload's hash differs")
+    raise KvtopError("; ".join(reasons))
+
+
+def _loaded(name: str, manifest: dict[str, Any], longest: int) -> Workload | str:
+    """The workload as the run cut and scaled it, or why there is none."""
+    from kvtop.workloads.load import load_workload
+    from kvtop.workloads.spec import WorkloadSpec
+
     spec = WorkloadSpec(
-        name=str(trace or manifest["workload"]),
+        name=name,
         limit=manifest.get("limit"),
         time_scale=_or(manifest.get("time_scale"), 1.0),
         length_scale=_or(manifest.get("length_scale"), 1.0),
@@ -105,14 +126,12 @@ def _workload(manifest: dict[str, Any], trace: Path | None) -> Workload:
         replay=manifest.get("replay"),
         arrival_rate=manifest.get("arrival_rate"),
     )
-    longest = min(manifest.get("max_model_len") or blocks * size + 1, blocks * size + 1)
     try:
-        found = load_workload(spec, vocab_size=vocab_size, max_model_len=longest)
+        return load_workload(spec, vocab_size=manifest["vocab_size"], max_model_len=longest)
+    except UnknownName:
+        return f"{name} is no built-in workload (--trace FILE names the trace that was served)"
     except KvtopError as error:
-        raise KvtopError(f"the workload is not at hand ({error})") from None
-    if found.hash != manifest["workload_hash"]:
-        raise KvtopError(f"{spec.name} is not what was served: the workload's hash differs")
-    return found
+        return f"{name} is not at hand ({error})"
 
 
 def _or(value: float | None, default: float) -> float:
@@ -121,11 +140,18 @@ def _or(value: float | None, default: float) -> float:
 
 def _curves(workload: Workload, manifest: dict[str, Any]) -> CurvePlot:
     from kvtop.cli.hit_rate_report import curve_plot
+    from kvtop.workloads.oracle.curves import POLICIES
     from kvtop.workloads.oracle.hit_rate import hit_rates
 
+    asked = dict.fromkeys((*ALWAYS, manifest.get("eviction")))
+    policies = tuple(name for name in POLICIES if name in asked)
     found = hit_rates(
-        workload.rows, block_size=manifest["block_size_tokens"], full_blocks=True, with_answers=True
-    )  # fmt: skip
+        workload.rows,
+        block_size=manifest["block_size_tokens"],
+        full_blocks=True,
+        with_answers=True,
+        policies=policies,
+    )
     return curve_plot(found, workload.name)
 
 

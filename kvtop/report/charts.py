@@ -31,6 +31,7 @@ PICK: list[Spec] = [{"name": "pick", "select": {"type": "point", "fields": ["run
 CONFIG: Spec = {
     "font": FONT,
     "background": None,
+    "aria": False,  # a label on each of thousands of marks; the plot as a whole has one in the page
     "view": {"stroke": None},
     "axis": {
         "labelColor": QUIET, "titleColor": TEXT, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,

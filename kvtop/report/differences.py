@@ -184,7 +184,7 @@ def _forest(labels: list[str], rows: list[dict[str, Any]]) -> Spec:
     across: Spec = {
         "type": "quantitative", "title": "relative change",
         "scale": {"domain": [max(-1.0, -axis.high) if min(ends) < 0 else 0, axis.high if max(ends) > 0 else 0]},
-        "axis": {"format": "+.0%", "tickCount": 7},
+        "axis": {"format": "+.0%", "tickCount": 5},
     }  # fmt: skip
     tips = [{"field": name, "type": "nominal"} for name in ("run", "metric")]
     tips += [{"field": name, "type": "quantitative", "format": "+.2%"} for name in ("low", "at", "high")]

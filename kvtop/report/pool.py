@@ -13,7 +13,7 @@ from kvtop.report.vega import Spec
 
 INTERVALS = 240
 BARS = 120
-STATES = ("used", "fresh", "idle", "in transfer")
+KINDS = ("evictions", "preemptions")
 ORDER = ("used", "in transfer", "idle", "fresh")
 COLOURS = (charts.USED, charts.TRANSFER, charts.IDLE, charts.FRESH)
 
@@ -47,9 +47,7 @@ def occupancy(material: Material) -> Figure:
     caption = join(
         "Blocks after each step: used (held by a block table), in transfer, idle (held by nobody, published in the "
         "prefix cache), fresh (neither); together all blocks. The line is token fill: filled slots of used blocks, a "
-        "shared block once, divided by the block size, so the distance to the top of *used* is unfilled.".replace(
-            "*", ""
-        ),
+        "shared block once, divided by the block size: from it to the top of what is used, slots hold nothing.",
         _thinned(material, thinned, "fewest and most used and idle blocks"),
         material.which_runs(),
     )
@@ -151,62 +149,65 @@ def sequences(material: Material) -> Figure:
 def evictions(material: Material) -> Figure:
     """How many there were in each stretch of the run; exact sums, nothing is thinned."""
     title = "Evictions and preemptions"
-    runs, rows, totals = material.first_runs, [], []
-    for index, shown in enumerate(runs):
-        evicted, preempted, parts = _summed(shown)
-        totals.append(f"{shown.label}: {evicted:,} evictions, {preempted:,} preemptions")
-        rows += [(index, *part) for part in parts]
-    told = f"{'; '.join(totals)}."
-    if not any(row[3] or row[4] for row in rows):
-        return Figure("evictions", title, f"There were none. {material.which_runs()}".strip(), None)
-    labels = [shown.label for shown in runs]
+    labels: list[str] = []
+    rows: list[tuple[int, int, float, float, int]] = []
+    totals = []
+    for shown in material.first_runs:
+        sums = _summed(shown)
+        totals.append(f"{shown.label}: {', '.join(f'{total:,} {kind}' for kind, (total, _) in sums.items())}")
+        for kind, (total, parts) in sums.items():
+            if total:
+                rows += [(len(labels), KINDS.index(kind), *part) for part in parts if part[2]]
+                labels.append(f"{shown.label}: {kind}")
+    if not rows:
+        return Figure("evictions", title, join("There were none.", material.which_runs()), None)
     caption = join(
-        f"Blocks evicted from the prefix cache, and sequences preempted, in {BARS} equal stretches of each run.",
-        told,
+        f"Blocks evicted from the prefix cache, and sequences preempted, in {BARS} equal stretches of each run. "
+        "Each part has a scale of its own, and none is drawn for what never happened.",
+        f"{'; '.join(totals)}.",
         material.which_runs(),
     )
-    return Figure("evictions", title, caption, _bars(labels, [row for row in rows if row[3] or row[4]]))
+    return Figure("evictions", title, caption, _bars(labels, rows))
 
 
-def _summed(shown: Shown) -> tuple[int, int, list[tuple[float, float, int, int]]]:
-    """Totals, and (start s, end s, evictions, preemptions) of each stretch."""
-    steps = shown.steps("t_done_ns", "evictions", "preemptions")
-    t, end = steps["t_done_ns"] / 1e9, 0.0
-    if len(t):
-        end = float(t[-1])
-    edges = np.linspace(0, end or 1.0, BARS + 1)
-    sums = [np.histogram(t, edges, weights=steps[name])[0].astype(int) for name in ("evictions", "preemptions")]
-    parts = [(float(edges[i]), float(edges[i + 1]), int(sums[0][i]), int(sums[1][i])) for i in range(BARS)]
-    return int(steps["evictions"].sum()), int(steps["preemptions"].sum()), parts
+def _summed(shown: Shown) -> dict[str, tuple[int, list[tuple[float, float, int]]]]:
+    """By kind: the total, and (start s, end s, number) of each stretch."""
+    steps = shown.steps("t_done_ns", *KINDS)
+    t = steps["t_done_ns"] / 1e9
+    edges = np.linspace(0, float(t[-1]) if len(t) else 1.0, BARS + 1)
+    found = {}
+    for kind in KINDS:
+        sums = np.histogram(t, edges, weights=steps[kind])[0].astype(int)
+        parts = [(float(edges[i]), float(edges[i + 1]), int(sums[i])) for i in range(BARS)]
+        found[kind] = (int(steps[kind].sum()), parts)
+    return found
 
 
-def _bars(labels: list[str], rows: list[tuple[int, float, float, int, int]]) -> Spec:
-    kinds = ["evictions", "preemptions"]
+def _bars(labels: list[str], rows: list[tuple[int, int, float, float, int]]) -> Spec:
     inner: Spec = {
         "mark": {"type": "rect"},
         "encoding": {
             "x": {**charts.run_time(), "field": "start"},
             "x2": {"field": "end"},
             "y": {
-                "field": "num", "type": "quantitative", "title": "per stretch", "stack": None,
-                "scale": {"zero": True}, "axis": {"tickCount": 4, "labelExpr": charts.NUMBER_TEXT, "tickMinStep": 1},
+                "field": "num", "type": "quantitative", "title": None, "stack": None, "scale": {"zero": True},
+                "axis": {"tickCount": 3, "labelExpr": charts.NUMBER_TEXT, "tickMinStep": 1},
             },
             "y2": {"datum": 0},
             "color": {
-                "field": "kind", "type": "nominal", "scale": {"domain": kinds, "range": [charts.IDLE, charts.BAD]},
-                "legend": {"title": None, "symbolType": "square", "symbolStrokeWidth": 0},
+                "field": "kind", "type": "nominal", "legend": None,
+                "scale": {"domain": [0, 1], "range": [charts.IDLE, charts.BAD]},
             },
             "tooltip": [
-                {"field": "kind", "type": "nominal"}, {"field": "num", "type": "quantitative", "format": ","},
+                {"field": "run", "type": "nominal"}, {"field": "num", "type": "quantitative", "format": ","},
                 {"field": "start", "type": "quantitative", "title": "from, s", "format": ".4~g"},
                 {"field": "end", "type": "quantitative", "title": "to, s", "format": ".4~g"},
             ],
         },
     }  # fmt: skip
     return {
-        "data": charts.table(("c", "start", "end", *kinds), rows),
-        "transform": [
-            charts.run_names(labels), {"fold": kinds, "as": ["kind", "num"]}, {"filter": "datum.num > 0"},
-        ],
-        **charts.per_run(labels, inner, height=80),
-    }  # fmt: skip
+        "data": charts.table(("c", "kind", "start", "end", "num"), rows),
+        "transform": [charts.run_names(labels)],
+        "resolve": {"scale": {"y": "independent"}},
+        **charts.per_run(labels, inner, height=64),
+    }

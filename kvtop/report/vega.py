@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ VEGA_LITE = "6.4"
 """The release that draws, of those the library brings: another one may draw otherwise."""
 
 PNG_SCALE = 2.0
+
+_IDS = re.compile(r'(\bid="|url\(#)((?:clip|gradient_)\w+)')
 
 Spec = dict[str, Any]
 
@@ -36,16 +39,19 @@ def _library() -> Any:
     return vl_convert
 
 
-def svg(spec: Spec) -> str:
-    """The text of an SVG file; fonts are named in it, not embedded.
+def svg(spec: Spec, key: str) -> str:
+    """The text of an SVG file; fonts are named in it, not embedded. Its ids begin with ``key``: in a page they meet
+    those of other plots, and the library counts them through everything that the process draws.
 
     Raises:
         KvtopError: the library refuses the specification (a mistake of ours).
     """
     try:
-        return _library().vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
+        text: str = _library().vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
         raise KvtopError(f"a plot cannot be drawn: {str(error).splitlines()[0]}") from None
+    numbers: dict[str, int] = {}
+    return _IDS.sub(lambda found: f"{found[1]}{key}-{numbers.setdefault(found[2], len(numbers))}", text)
 
 
 def png(spec: Spec) -> bytes:

@@ -26,10 +26,13 @@ from kvtop.engine.recorder import Recorder
 from kvtop.engine.types import RequestSpec
 from kvtop.results.manifest import build_manifest, write_manifest
 from kvtop.results.recording import FRAMES_NAME, FrameWriter
+from kvtop.run.answers import NO_TOKENIZER, Answers, Text
 from kvtop.run.inbox import PipeInbox, Stopped
 from kvtop.run.loop import RunLoop, ended_by
 from kvtop.run.outlets import FileOutlet, PipeOutlet
 from kvtop.run.pipes import MessageReader, MessageWriter, widen
+from kvtop.run.served import ServedWorkload
+from kvtop.run.served_trace import ServedTrace
 from kvtop.run.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class _Child:
         self.spec, self.outlet, self.inbox = spec, outlet, inbox
         self.run_dir = None if spec.run_dir is None else Path(spec.run_dir)
         self.file: FileOutlet | None = None
+        self.trace: ServedTrace | None = None  # what came in from outside
         self.facts: dict[str, Any] = {}  # keys of run.json that only the loop knows
         self.ideal: Callable[[], Ideal | None] = lambda: None  # known once the workload is
 
@@ -87,7 +91,7 @@ class _Child:
         except Exception as error:
             end = ended_by(error, 0)
         self.inbox.loading = False
-        return self._finish_files(end)
+        return self._finish_files(self._write_trace(end))
 
     def _load_and_loop(self) -> RunEnded:
         spec = self.spec
@@ -116,7 +120,15 @@ class _Child:
         for outlet in outlets:
             outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in notices)])
         max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
-        loop = RunLoop(engine, workload.source(), outlets, self.inbox, max_ns=max_ns, start_paused=spec.start_paused)
+        loop = RunLoop(
+            engine,
+            workload.source(),
+            outlets,
+            self.inbox,
+            max_ns=max_ns,
+            start_paused=spec.start_paused,
+            answers=self._answers(built) if spec.serve else None,
+        )
         from kvtop.engine.worker import settle_memory
 
         settle_memory()
@@ -134,7 +146,7 @@ class _Child:
         from kvtop.workloads.load import load_workload
 
         spec = self.spec
-        if spec.executor == "torch":  # a broken trace is told before a model is loaded, not after
+        if spec.executor == "torch" and not spec.serve:  # a broken trace is told before a model is loaded, not after
             load_workload(spec.workload, vocab_size=1)
         self._progress("starting the engine", None)
         built = build_engine(
@@ -149,10 +161,13 @@ class _Child:
             progress=self._progress,
             requests=self._requests,
         )
-        self._progress("reading the workload", None)
-        workload = load_workload(
-            spec.workload, vocab_size=built.vocab_size, max_model_len=built.engine.config.effective_len
-        )
+        if spec.serve:
+            workload: Any = ServedWorkload()
+        else:
+            self._progress("reading the workload", None)
+            workload = load_workload(
+                spec.workload, vocab_size=built.vocab_size, max_model_len=built.engine.config.effective_len
+            )
         virtual = spec.virtual_time or built.engine.clock.virtual
         # A clock of its own, stopped until the loop starts it: loading is nobody's latency.
         built.engine.clock = VirtualClock() if virtual else RealClock()
@@ -162,6 +177,16 @@ class _Child:
             info["predicted_by"] = spec.predicted_by
         info |= {"replay": workload.replay, "loop": "closed" if workload.num_chained else "open"}
         return built, workload, info
+
+    def _answers(self, built: Any) -> Answers:
+        """What takes requests from outside."""
+        engine = built.engine
+        text = Text(built.tokenizer, getattr(engine.executor, "decode", None), built.vocab_size)
+        if text.stands_in:
+            self.outlet.send([Notice(t_ns=0, text=NO_TOKENIZER, level="warning")])
+        if self.spec.record_workload is not None:
+            self.trace = ServedTrace(engine.config.block_size)
+        return Answers(engine, text, self.outlet.send, self.trace)
 
     def _requests(self, vocab_size: int, max_model_len: int) -> Iterator[RequestSpec]:
         """The whole workload beforehand, one prompt at a time, for an eviction policy that knows the future.
@@ -182,6 +207,17 @@ class _Child:
         if self.inbox.stop_wanted:
             raise Stopped
         self.outlet.send([Notice(t_ns=0, text=text, progress=fraction)])
+
+    def _write_trace(self, end: RunEnded) -> RunEnded:
+        """What came in, as a trace."""
+        path = self.spec.record_workload
+        if self.trace is None or path is None or not len(self.trace):
+            return end
+        try:
+            self.trace.write(Path(path))
+        except Exception as error:
+            end = _failed_files(end, error)
+        return end
 
     def _finish_files(self, end: RunEnded) -> RunEnded:
         """The recording's last event and the tables. A disk that refuses turns the end into a failed one."""

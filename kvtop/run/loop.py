@@ -36,8 +36,10 @@ from kvtop.engine.events import (
     Step,
     StepEvent,
     Stop,
+    Submit,
 )
 from kvtop.engine.types import RequestSpec, Source
+from kvtop.run.answers import Answers
 from kvtop.run.breakpoints import Stops
 from kvtop.run.paced_source import PacedSource
 from kvtop.run.pacing import Pacing
@@ -100,10 +102,12 @@ class RunLoop:
         *,
         max_ns: int | None = None,
         start_paused: bool = False,
+        answers: Answers | None = None,
     ) -> None:
+        """``answers``: requests come by ``Submit`` commands, and nothing to do is no end of the run."""
         self.engine, self.outlets, self.inbox = engine, outlets, inbox
         self.source = PacedSource(source)
-        self.max_ns = max_ns
+        self.max_ns, self.answers = max_ns, answers
         self.paused = start_paused
         self.num_output_tokens = 0
         self.num_rejected = 0
@@ -177,6 +181,8 @@ class RunLoop:
         self._step = output.step
         self.pacing.step_done(self.engine.clock.now_ns())
         self.num_output_tokens += sum(map(len, output.tokens.values()))
+        if self.answers is not None:
+            self.answers.stepped(output)
         self._drain()
         if output.plan:
             self._empty_steps = 0
@@ -202,7 +208,10 @@ class RunLoop:
         clock = self.engine.clock
         now_ns, due_ns = clock.now_ns(), self.source.next_due()
         if due_ns is None:
-            if stall is None and self.source.exhausted:
+            if stall is None and self.answers is not None:
+                self._flush()
+                self._wait(None)
+            elif stall is None and self.source.exhausted:
                 self._end = RunEnded(t_ns=now_ns, status="complete")
                 self._tell_pacing(None)
             else:
@@ -252,6 +261,10 @@ class RunLoop:
                 self.engine.abort(request_id)
                 self.engine.flush()  # paused, no step would tell it
                 self._drain()
+            case Submit():
+                if self.answers is not None:
+                    self.answers.submit(command)
+                    self._drain()
             case RequestKeyframe():
                 self._keyframe_wanted = True
                 self._flush()
@@ -310,7 +323,11 @@ class RunLoop:
             elif isinstance(event, RequestEvent):
                 self.pacing.fold(event)
                 if event.phase == "finished":
+                    if self.answers is not None:
+                        self.answers.ended(event)
                     self.source.on_finished(event.request_id, _ended_ns(event, self.engine.clock.now_ns()))
+        if self.answers is not None:
+            self.answers.flush()
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []

@@ -34,4 +34,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     slo: list[str] = []  # objectives that its requests are judged by (kvtop.slo)
     warmup: int = 0  # requests, the first by intended arrival, that are kept and enter no latency
     concurrent_points: int = 1  # of one bench, this one included, that may run on this machine meanwhile
+    serve: bool = False  # requests come by ``Submit`` commands, and the run goes on until it is stopped
+    record_workload: str | None = None  # with ``serve``: where what came in goes, as a trace
     virtual_time: bool = False  # the executor's device_ns is the clock (always so with null)

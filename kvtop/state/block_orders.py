@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvtop.engine.types import NULL_BLOCK
-from kvtop.state.eviction_order import column, eviction_order, policy_of
+from kvtop.state.eviction_order import column, depths, eviction_order, policy_of
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState
 from kvtop.state.prefix_tree import TOP, PrefixTree
 
@@ -83,8 +83,6 @@ def _prefix(state: RunState, tree: PrefixTree) -> np.ndarray:
             place[run], number = number, number + 1
         below = runs.below(run)
         stack += below[np.lexsort((-below, runs.all_saved[below]))].tolist()
-    from kvtop.state.eviction_order import depths
-
     depth = depths(tree.parent)
     run_of = runs.run_of
     by_run = np.where(run_of >= 0, place[run_of], len(runs)) if len(runs) else np.zeros(pool.num_blocks, np.int64)

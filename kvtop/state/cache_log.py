@@ -154,10 +154,10 @@ class RegrettedPrefix:
     key: int
     parent_key: int
     tokens: int = 0
-    times: int = 0  # requests that wanted it again
+    times: int = 0  # it was computed again
     last_step: int = 0
     last_wanted_by: str = ""
-    evicted_step: int = 0
+    evicted_step: int = 0  # of its first block, the last time
     evicted_by: str = ""
 
 
@@ -173,7 +173,8 @@ def top_regrets(regrets: Iterable[Regret]) -> list[RegrettedPrefix]:
             begun[row.seq_id] = own
         own.tokens += row.tokens
         own.last_step, own.last_wanted_by = row.step, row.seq_id
-        own.evicted_step, own.evicted_by = row.evicted_step, row.evicted_by
+        if row.key == own.key:
+            own.evicted_step, own.evicted_by = row.evicted_step, row.evicted_by
     return sorted(prefixes.values(), key=lambda prefix: (-prefix.tokens, -prefix.last_step, prefix.key))
 
 

@@ -61,24 +61,34 @@ def eviction_order(pool: PoolState, tree: PrefixTree, policy: str) -> np.ndarray
 
     if policy not in KEYS or tree.twin_of:
         return None
-    num_blocks, parent = pool.num_blocks, tree.parent
-    depth = depths(parent)
-    blocks = np.arange(num_blocks)
-    own = np.lexsort((blocks, -depth, *reversed(KEYS[policy](pool))))
-    rank = np.empty(num_blocks, np.int64)
-    rank[own] = blocks
-    in_tree, idle = parent != ABSENT, np.frombuffer(pool.state, np.uint8) == IDLE
-    never = num_blocks
-    rank[in_tree & ~idle] = never
-    children = in_tree & (parent >= 0)
-    if (rank[children] > rank[parent[children]]).any():
-        by_depth = np.argsort(-depth[children], kind="stable")
-        below = blocks[children][by_depth]
-        ends = np.flatnonzero(np.diff(depth[below])) + 1
-        for level in np.split(below, ends):  # the deepest first
-            np.maximum.at(rank, parent[level], rank[level])
-    going = (in_tree & idle & (rank < never)).nonzero()[0]
+    parent, num_blocks = tree.parent, pool.num_blocks
+    in_tree = parent != ABSENT
+    idle = in_tree & (np.frombuffer(pool.state, np.uint8) == IDLE)
+    blocks = idle.nonzero()[0]
+    keys = [values[blocks] for values in KEYS[policy](pool)]
+    if policy == "lru" and (keys[0] > 0).all():  # each has a place of its own
+        own, depth = np.argsort(keys[0]), None
+    else:
+        depth = depths(parent)
+        own = np.lexsort((blocks, -depth[blocks], *reversed(keys)))
+    rank = np.full(num_blocks, num_blocks, np.int64)  # never
+    rank[blocks[own]] = np.arange(len(blocks))
+    above = parent[blocks]
+    if not (rank[blocks] > rank[above])[above >= 0].any() and not _hold_back(in_tree & ~idle, parent, idle):
+        return blocks[own]
+    depth = depths(parent) if depth is None else depth
+    below = (in_tree & (parent >= 0)).nonzero()[0]
+    below = below[np.argsort(-depth[below], kind="stable")]
+    for level in np.split(below, np.flatnonzero(np.diff(depth[below])) + 1):  # the deepest first
+        np.maximum.at(rank, parent[level], rank[level])
+    going = blocks[rank[blocks] < num_blocks]
     return going[np.lexsort((-depth[going], rank[going]))]
+
+
+def _hold_back(others: np.ndarray, parent: np.ndarray, idle: np.ndarray) -> bool:
+    """Whether a block that is not idle hangs under one that is."""
+    above = parent[others]
+    return bool(idle[above[above >= 0]].any())
 
 
 def depths(parent: np.ndarray) -> np.ndarray:

@@ -200,15 +200,30 @@ class PreemptedGaps:
 
 @dataclass(slots=True)
 class Lookups:
-    """Prefix lookups (t_ns, prompt tokens, of them found, why the match ended, request) as long as latency samples."""
+    """Prefix lookups (t_ns, prompt tokens, of them found, why the match ended, request) as long as latency samples.
+
+    The sums are those of ``points``. ``missed``: tokens behind the end of a match, by why it ended there.
+    """
 
     points: deque[tuple[int, int, int, str, str]] = field(default_factory=deque)
+    prompt_tokens: int = 0
+    found_tokens: int = 0
+    num_with_hits: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
 
     def add(self, t_ns: int, prompt: int, found: int, reason: str, request_id: str) -> None:
         points, limit = self.points, t_ns - LATENCY_WINDOW_NS
         points.append((t_ns, prompt, found, reason, request_id))
+        self._count(prompt, found, reason, 1)
         while points[0][0] < limit:
-            points.popleft()
+            _, prompt, found, reason, _ = points.popleft()
+            self._count(prompt, found, reason, -1)
+
+    def _count(self, prompt: int, found: int, reason: str, sign: int) -> None:
+        self.prompt_tokens += sign * prompt
+        self.found_tokens += sign * found
+        self.num_with_hits += sign * (found > 0)
+        self.missed[reason] = self.missed.get(reason, 0) + sign * (prompt - found)
 
 
 @dataclass(slots=True)

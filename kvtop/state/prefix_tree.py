@@ -30,12 +30,28 @@ class PrefixTree:
         self.pool: PoolState | None = None
         self.block_of: dict[int, int] = {}  # key -> block
         self.twin_of: dict[int, int] = {}
-        self.parent: np.ndarray
         self.num_children: list[int] = []
         self.num_published = 0
+        self._up: list[int] = []  # ``parent`` as a list: ten times as fast one by one
         self._keys: list[int | None] = []  # as they are in the tree
         self._waiting: dict[int, set[int]] = {}  # parent's key -> blocks at the top that belong below it
+        self._touched: set[int] = set()  # blocks whose parent changed since the columns were written
+        self._parent: np.ndarray | None = None
         self._runs: Runs | None = None
+
+    @property
+    def parent(self) -> np.ndarray:
+        """By block, as a column."""
+        import numpy as np
+
+        if self._parent is None:
+            self._parent = np.array(self._up, np.int64)
+        elif self._touched:
+            touched = list(self._touched)
+            up = self._up
+            self._parent[touched] = [up[block] for block in touched]
+        self._touched.clear()
+        return self._parent
 
     def update(self, pool: PoolState | None, changed: Iterable[int], *, whole: bool = False) -> None:
         """Follow ``pool``: ``changed`` holds the blocks that may differ from last time; ``whole``: it may be all."""
@@ -47,14 +63,13 @@ class PrefixTree:
         key, known = pool.key, self._keys
         blocks = range(pool.num_blocks) if whole else changed
         moved = [block for block in blocks if key[block] != known[block]]
+        self._runs = None  # hits and readers may have changed where keys have not
+        if not moved:
+            return
         self._take_out([block for block in moved if known[block] is not None])
         new = [block for block in moved if key[block] is not None]
-        for block in new:
-            self._enter(block)
-        for block in new:
-            if block not in self.twin_of:
-                self._hang(block)
-        self._runs = None  # hits and readers may have changed where keys have not
+        self._enter(new)
+        self._touched.update(moved)
 
     @property
     def runs(self) -> Runs:
@@ -65,28 +80,31 @@ class PrefixTree:
 
     def depth(self, block: int) -> int:
         """Blocks before it in its chain."""
-        depth, above = 0, int(self.parent[self.twin_of.get(block, block)])
+        up = self._up
+        depth, above = 0, up[self.twin_of.get(block, block)]
         while above >= 0:
-            depth, above = depth + 1, int(self.parent[above])
+            depth, above = depth + 1, up[above]
         return depth
 
     def _begin(self, pool: PoolState | None) -> None:
-        import numpy as np
-
         num_blocks = pool.num_blocks if pool is not None else 0
         self.pool, self.block_of, self.twin_of, self._waiting = pool, {}, {}, {}
-        self.parent = np.full(num_blocks, ABSENT, np.int64)
-        self.num_children = [0] * num_blocks
-        self._keys, self.num_published = [None] * num_blocks, 0
+        self._up, self.num_children = [ABSENT] * num_blocks, [0] * num_blocks
+        self._keys, self.num_published, self._parent = [None] * num_blocks, 0, None
 
-    def _enter(self, block: int) -> None:
+    def _enter(self, new: list[int]) -> None:
         assert self.pool is not None
-        key = self._keys[block] = self.pool.key[block]
-        assert key is not None
-        self.num_published += 1
-        standing = self.block_of.setdefault(key, block)
-        if standing != block:
-            self.twin_of[block] = standing
+        key, keys, block_of = self.pool.key, self._keys, self.block_of
+        self.num_published += len(new)
+        for block in new:
+            mine = keys[block] = key[block]
+            assert mine is not None
+            standing = block_of.setdefault(mine, block)
+            if standing != block:
+                self.twin_of[block] = standing
+        for block in new:
+            if block not in self.twin_of:
+                self._hang(block)
 
     def _hang(self, block: int) -> None:
         """Under its parent, and under it what has waited for it."""
@@ -94,39 +112,40 @@ class PrefixTree:
         above, key = self.pool.parent_key[block], self._keys[block]
         parent = None if above is None else self.block_of.get(above)
         if parent is not None:
-            self.parent[block] = parent
+            self._up[block] = parent
             self.num_children[parent] += 1
         else:
-            self.parent[block] = TOP
+            self._up[block] = TOP
             if above is not None:
                 self._waiting.setdefault(above, set()).add(block)
-        assert key is not None
-        self._adopt(block, key)
+        if key in self._waiting:
+            self._adopt(block, key)
 
     def _adopt(self, block: int, key: int) -> None:
         for below in self._waiting.pop(key, ()):
-            if self.parent[below] == TOP and self._keys[below] is not None:
-                self.parent[below] = block
+            if self._up[below] == TOP and self._keys[below] is not None:
+                self._up[below] = block
                 self.num_children[block] += 1
+                self._touched.add(below)
 
     def _take_out(self, blocks: list[int]) -> None:
         gone: list[tuple[int, int, int]] = []  # block, its key, its parent
+        up, keys, children = self._up, self._keys, self.num_children
+        self.num_published -= len(blocks)
         for block in blocks:
-            key, self._keys[block] = self._keys[block], None
+            key, keys[block] = keys[block], None
             assert key is not None
-            self.num_published -= 1
-            if self.twin_of.pop(block, None) is not None:
+            if self.twin_of and self.twin_of.pop(block, None) is not None:
                 continue
-            above = int(self.parent[block])
-            self.parent[block] = ABSENT
+            above, up[block] = up[block], ABSENT
             del self.block_of[key]
             if above >= 0:
-                self.num_children[above] -= 1
+                children[above] -= 1
             elif self._waiting:
                 self._forget_waiting(block)
             gone.append((block, key, above))
         for block, key, above in gone:
-            if self.twin_of or self.num_children[block]:
+            if self.twin_of or children[block]:
                 self._leave_behind(block, key, above)
 
     def _forget_waiting(self, block: int) -> None:
@@ -137,26 +156,31 @@ class PrefixTree:
 
     def _leave_behind(self, block: int, key: int, above: int) -> None:
         """What hung under ``block`` hangs under its twin, or stands at the top from now on."""
-        below = (self.parent == block).nonzero()[0]
+        below = [other for other, parent in enumerate(self._up) if parent == block] if self.num_children[block] else []
         self.num_children[block] = 0
+        self._touched.update(below)
         twins = [other for other, first in self.twin_of.items() if first == block]
         if not twins:
-            self.parent[below] = TOP
-            if len(below):
-                self._waiting.setdefault(key, set()).update(below.tolist())
+            for other in below:
+                self._up[other] = TOP
+            if below:
+                self._waiting.setdefault(key, set()).update(below)
             return
         first, *others = twins
         del self.twin_of[first]
         self.twin_of.update(dict.fromkeys(others, first))
         self.block_of[key] = first
-        self.parent[below], self.num_children[first] = first, len(below)
+        for other in below:
+            self._up[other] = first
+        self.num_children[first] = len(below)
+        self._touched.add(first)
         self._adopt(first, key)
         self._hang_again(first, above)
 
     def _hang_again(self, block: int, above: int) -> None:
         """A twin takes the place of a block that left; its parent may have left, too."""
-        if above >= 0 and self.parent[above] != ABSENT:
-            self.parent[block] = above
+        if above >= 0 and self._up[above] != ABSENT:
+            self._up[block] = above
             self.num_children[above] += 1
         else:
             self._hang(block)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtop.engine.events import (
+    Answered,
     ConfigChanged,
     Event,
     Gap,
@@ -213,6 +214,10 @@ def _notice(state: RunState, event: Notice) -> None:
     state.notice, state.notice_level, state.progress = event.text, event.level, event.progress
 
 
+def _answered(state: RunState, event: Answered) -> None:
+    """Text for whoever asked: the steps tell everything else about it."""
+
+
 def _run_ended(state: RunState, event: RunEnded) -> None:
     state.status, state.error, state.traceback = event.status, event.error, event.traceback
     state.t_ns, state.progress = max(state.t_ns, event.t_ns), None
@@ -233,5 +238,6 @@ _EVENT_FOLDS: dict[type[Event], Callable[[RunState, Any], None]] = {
     Stalled: _stalled,
     Gap: _gap,
     Notice: _notice,
+    Answered: _answered,
     RunEnded: _run_ended,
 }

@@ -35,7 +35,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
         ],
         "holders": [
             {"kind": row.kind, "name": row.name, "block_ns": row.block_ns, "blocks": row.num_blocks}
-            for row in holders(state)[:MOST_HOLDERS]
+            for row in holders(state, MOST_HOLDERS)
         ],
         "findings": [
             {"rule": row.rule, "text": row.text, "lead": None if row.lead is None else list(row.lead)}

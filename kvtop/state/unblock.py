@@ -27,7 +27,8 @@ def available_blocks(state: RunState) -> int | None:
     pool = state.pool
     if pool is None or not _is_paged(state):
         return None
-    return pool.counts[FRESH] + pool.counts[IDLE] - sum(_promised(pool, seq) for seq in state.sequences.values())
+    promised = sum(_promised(pool, seq) for seq in state.sequences.values())
+    return max(0, pool.counts[FRESH] + pool.counts[IDLE] - promised)
 
 
 def _is_paged(state: RunState) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from kvtop.state.model import FRESH, IDLE, History, RunState, Samples, SequenceState
 from kvtop.stats import counted_percentile
@@ -159,17 +160,10 @@ class Hits:
 
 
 def recent_hits(state: RunState) -> Hits:
-    """Of the last LATENCY_WINDOW_NS."""
-    hits = Hits()
-    for _, prompt, found, reason, _ in state.lookups.points:
-        hits.num_lookups += 1
-        hits.num_with_hits += found > 0
-        hits.prompt_tokens += prompt
-        hits.found_tokens += found
-        if prompt > found:
-            hits.missed[reason] = hits.missed.get(reason, 0) + prompt - found
-    hits.missed = dict(sorted(hits.missed.items(), key=lambda item: -item[1]))
-    return hits
+    """Of the last LATENCY_WINDOW_NS. O(reasons)."""
+    sums = state.lookups
+    missed = sorted(((reason, count) for reason, count in sums.missed.items() if count), key=lambda item: -item[1])
+    return Hits(len(sums.points), sums.num_with_hits, sums.prompt_tokens, sums.found_tokens, dict(missed))
 
 
 # Holders -----------------------------------------------------------------------------------------------------
@@ -187,27 +181,31 @@ class Holder:
     num_prompt: int = 0
 
 
-def holders(state: RunState) -> list[Holder]:
-    """Requests that live, and tenants where there are several, by block-seconds."""
-    requests: dict[str, Holder] = {}
-    tenants: dict[str, Holder] = {
-        name: Holder(name, "tenant", block_ns, 0) for name, block_ns in state.tenant_block_ns.items()
-    }
+def holders(state: RunState, most: int) -> list[Holder]:
+    """Requests that live, and tenants where there are several: the ``most`` of them by block-seconds."""
+    now_ns, arrivals = state.t_ns, state.arrivals
+    costs: dict[str, int] = {}
+    blocks: dict[str, int] = {}
+    tenants = {name: Holder(name, "tenant", block_ns, 0) for name, block_ns in state.tenant_block_ns.items()}
     for seq in state.sequences.values():
-        block_ns = seq.block_ns(state.t_ns)
-        arrival = state.arrivals.get(seq.request_id)
+        name, block_ns = seq.request_id, seq.block_ns(now_ns)
+        costs[name] = costs.get(name, 0) + block_ns
+        blocks[name] = blocks.get(name, 0) + seq.num_held
+        arrival = arrivals.get(name)
         tenant = arrival.tenant if arrival else ""
-        for holder in (
-            requests.setdefault(seq.request_id, Holder(seq.request_id, "request", 0, 0)),
-            tenants.setdefault(tenant, Holder(tenant, "tenant", 0, 0)),
-        ):
-            holder.block_ns += block_ns
-            holder.num_blocks += seq.num_held
-        if seq.seq_id == seq.request_id:
-            requests[seq.request_id].cached_tokens = seq.cached_tokens
-            requests[seq.request_id].num_prompt = seq.num_prompt
-    kept = [*(tenants.values() if len(tenants) > 1 else ()), *(h for h in requests.values() if h.block_ns)]
-    return sorted(kept, key=lambda holder: (-holder.block_ns, holder.name))
+        holder = tenants.get(tenant) or tenants.setdefault(tenant, Holder(tenant, "tenant", 0, 0))
+        holder.block_ns += block_ns
+        holder.num_blocks += seq.num_held
+    top = nsmallest(most, ((-cost, name) for name, cost in costs.items() if cost))
+    requests = [Holder(name, "request", -cost, blocks[name], *_prompt(state, name)) for cost, name in top]
+    several = tenants.values() if len(tenants) > 1 else ()
+    return sorted([*several, *requests], key=lambda holder: (-holder.block_ns, holder.name))[:most]
+
+
+def _prompt(state: RunState, name: str) -> tuple[int, int]:
+    """Tokens of the prompt found in the cache, and all of them; (0, 0) when its first branch has ended."""
+    seq = state.sequences.get(name)
+    return (seq.cached_tokens, seq.num_prompt) if seq is not None else (0, 0)
 
 
 def step_columns(history: History, count: int) -> Iterator[tuple[int, int, int, int, int, int]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
@@ -22,16 +20,13 @@ from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
 from kvtop.tui.commands import KvtopCommands
 from kvtop.tui.device_watch import DeviceWatch
-from kvtop.tui.export import FORMATS, check_export, export
-from kvtop.tui.feed import Feed, Session, StartableSession
+from kvtop.tui.feed import Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
-from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.screens.base import FrameScreen, PanelScreen
-from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen
-from kvtop.tui.screens.why import WhyScreen
-from kvtop.tui.terminal import captured_stderr, check_terminal, exit_on_signals
+from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
+from kvtop.tui.terminal import exit_on_signals
 from kvtop.tui.theme import DEFAULT, PALETTES, themes
 from kvtop.tui.widgets.lines import DrawnWidget
 
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
     from kvtop.tui.lanes import Lanes
 
 CTRL_C_WINDOW_S = 1.0
-STOP_TIMEOUT_S = 5.0
 NEXT_EVENT = ("preempt", "evict", "reject")
 _SCREENS = Binding.Group("screens", compact=True)
 
@@ -181,7 +175,7 @@ class KvtopApp(App[None]):
             *(live.status, live.t_ns // 1_000_000_000, tuple(self.selected.items())),
             self.lanes.num_events if self.lanes else 0,
         )
-        if isinstance(screen, WhyScreen):
+        if isinstance(screen, TextDialog):
             screen.follow(state)
         if not isinstance(screen, FrameScreen) or not screen.is_mounted:
             return
@@ -334,6 +328,8 @@ class KvtopApp(App[None]):
             self._show(force=True)
 
     def action_export(self) -> None:
+        from kvtop.tui.export import FORMATS, check_export
+
         screen = self._base()
         entry, step = self.entry_of(screen), self.timeline.view.step
         name = f"kvtop-{(entry.name if entry else 'screen').lower().replace(' ', '-')}-step{step}.svg"
@@ -341,6 +337,8 @@ class KvtopApp(App[None]):
         self.push_screen(AskScreen("Write what is shown to", hint, name, check_export), self._export)
 
     def _export(self, name: str | None) -> None:
+        from kvtop.tui.export import export
+
         if name is None:
             return
 
@@ -391,47 +389,3 @@ class KvtopApp(App[None]):
         if end is None or not has_ended(self.state) or end.status != "failed" or self.is_replay:
             return 0
         return end.exit_code or 1
-
-
-def run_app(
-    session: StartableSession,
-    *,
-    ascii: bool = False,
-    mouse: bool = True,
-    hz: float = 4.0,
-    replay: bool = False,
-    speed: float = 1.0,
-    theme: str = DEFAULT,
-) -> int:
-    """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
-
-    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal. Glyphs are
-    ASCII when asked for or when the locale is not UTF-8. Whatever happens, the terminal is restored and the session
-    stopped.
-
-    Raises:
-        UsageError: there is no terminal to draw on (nothing has been started then).
-    """
-    check_terminal()
-    try:
-        session.start()
-        with captured_stderr() as native:
-            plain = ascii or not locale_is_utf8()
-            app = KvtopApp(
-                session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed, theme=theme
-            )
-            app.run(mouse=mouse)
-    finally:
-        _stop(session)
-    return app.return_code or 0
-
-
-def _stop(session: Session) -> None:
-    """End the session; say so when it takes a while (the engine ends the step it is in)."""
-    notice = threading.Timer(0.5, lambda: print("kvtop: stopping the engine ...", file=sys.stderr))
-    notice.daemon = True
-    notice.start()
-    try:
-        session.stop(STOP_TIMEOUT_S)
-    finally:
-        notice.cancel()

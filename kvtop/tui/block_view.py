@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtop.state.block_orders import ORDERS
 from kvtop.state.eviction_order import eviction_order, eviction_rate, policy_of, seconds_until
-from kvtop.state.model import IDLE, RunState
+from kvtop.state.model import IDLE, PoolState, RunState
 from kvtop.state.prefix_tree import ABSENT, PrefixTree
 from kvtop.tui.frame import Frame
 
@@ -29,8 +29,12 @@ class BlockView:
         self.place: np.ndarray | None = None  # of each block in ``order``
         self._sorted: tuple[object, ...] = ()  # pool and order name that ``order`` was made for
         self._sorted_s = 0.0
-        self._line: tuple[object, ...] = ()  # what ``_line_places`` was made for
-        self._line_places: dict[int, int] | None = None
+        self._line_pool: object = None  # what ``_line_places`` was made for
+        self._line_s = 0.0
+        self._line_places: np.ndarray | None = None
+        self._exact = True  # nothing changes by itself: what is computed is computed anew
+        self.is_stale = False  # something was left as it was for RESORT_S
+        self._was_stale = False
 
     def update(self, frame: Frame) -> bool:
         """Whether blocks have changed their places."""
@@ -41,11 +45,15 @@ class BlockView:
             return False
         made_for = (state.pool, self.order_name)
         fixed = self.order_name == "physical"
+        self._exact, self.is_stale = not frame.timeline.at_live or state.status != "running", False
         now_s = time.monotonic()
         if self.order is not None and self._sorted == made_for:
             unchanged = not frame.dirty and not frame.whole
-            if fixed or unchanged or (frame.timeline.at_live and now_s - self._sorted_s < RESORT_S):
+            early = not self._exact and now_s - self._sorted_s < RESORT_S
+            if fixed or early or (unchanged and not self._was_stale):
+                self.is_stale = self._was_stale = early and not fixed and not (unchanged and not self._was_stale)
                 return False
+        self._was_stale = False
         self._sort(state)
         self._sorted, self._sorted_s = made_for, now_s
         return True
@@ -85,12 +93,24 @@ class BlockView:
         pool = state.pool
         if pool is None or pool.state[block] != IDLE:
             return None
-        made_for = (pool, state.version)
-        if made_for != self._line:
-            self._line = made_for
-            order = eviction_order(pool, self.tree, policy_of(state))
-            self._line_places = None if order is None else dict(zip(order.tolist(), range(len(order)), strict=True))
-        return None if self._line_places is None else self._line_places.get(block)
+        now_s = time.monotonic()
+        if self._exact or pool is not self._line_pool or now_s - self._line_s >= RESORT_S:
+            self._line_pool, self._line_s = pool, now_s
+            self._line_places = self._places(state, pool)
+        else:
+            self.is_stale = True
+        place = -1 if self._line_places is None else int(self._line_places[block])
+        return place if place >= 0 else None
+
+    def _places(self, state: RunState, pool: PoolState) -> np.ndarray | None:
+        import numpy as np
+
+        order = eviction_order(pool, self.tree, policy_of(state))
+        if order is None:
+            return None
+        places = np.full(pool.num_blocks, -1, np.int64)
+        places[order] = np.arange(len(order))
+        return places
 
     def until_evicted(self, state: RunState, block: int) -> tuple[int | None, float | None]:
         """Place in the line, and an estimate of the seconds at the rate of the last ten; None: not reported."""

@@ -6,7 +6,7 @@ The stretches are the lines that ``explain`` gives, so that a strip and the word
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from kvtop.why.explain import explain
@@ -80,6 +80,8 @@ def _joined(found: list[Phase]) -> list[Phase]:
         last = out[-1] if out else None
         if last is not None and last.kind == phase.kind == "queue":
             out[-1] = Phase("queue", last.start_ns, phase.end_ns, last.step, f"{last.text}; {phase.text}")
+        elif last is not None and last.kind == "redo" and phase.start_ns < last.end_ns <= phase.end_ns:
+            out.append(replace(phase, start_ns=last.end_ns))  # the step that came back also emitted: it counts once
         else:
             out.append(phase)
     return out

@@ -26,6 +26,7 @@ DOCUMENTS = (
             "effects",
             "hit-rate",
             "memory-baselines",
+            "report",
             "statistics",
             "traces",
             "why",

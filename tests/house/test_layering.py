@@ -39,8 +39,9 @@ ALLOWED = {
 CHILD = {
     "kvtop/run/child.py": {"kvtop.engine.worker", "kvtop.engine.recorder", "kvtop.engine.clock"},
     "kvtop/run/loop.py": {"kvtop.engine.engine"},
+    "kvtop/run/answers.py": {"kvtop.engine.engine", "kvtop.engine.text"},
 }
-CHILD_MODULES = {"kvtop.run.child", "kvtop.run.loop"}
+CHILD_MODULES = {"kvtop.run.child", "kvtop.run.loop", "kvtop.run.answers"}
 KERNEL_LIBRARIES = {"torch", "triton", "numpy", "llvmlite"}
 
 

@@ -70,7 +70,7 @@ def watched(model: str, requests: int, answer: Path) -> None:
     """Body of the process that shows the TUI; quits when the run has ended."""
     from kvtop.engine.events import Event, RunEnded, StepEvent
     from kvtop.run.session import RunSession
-    from kvtop.tui.app import run_app
+    from kvtop.tui.launch import run_app
 
     class Watch(RunSession):
         first_ns: int | None = None

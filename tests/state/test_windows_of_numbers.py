@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pytest
 
 from kvtop.engine.events import Event, RequestEvent, StepEvent
 from kvtop.results.recording import read_frames
-from kvtop.state.model import RunState
+from kvtop.state.model import Lookups, RunState
 from kvtop.state.reduce import reduce
+from kvtop.state.windows import holders
 
 FRAMES = Path(__file__).parents[1] / "tui" / "data" / "frames.msgpack.zst"
 
@@ -67,3 +70,27 @@ def test_lookups_and_queue_times_are_those_of_the_requests_themselves():
     own = [e.t_first_sched_ns - e.t_submit_ns for e in ended.values() if e.t_first_sched_ns is not None]
     assert len(waits) == len(state.lookups.points)
     assert all(any(wait == pytest.approx(value) for value in waits) for wait in own)
+
+
+def test_sums_over_the_window_of_lookups_are_those_of_what_is_in_it():
+    lookups = Lookups()
+    rng = random.Random(3)
+    for i in range(400):
+        prompt = rng.randint(1, 50)
+        lookups.add(i * 1_000_000_000, prompt, rng.randint(0, prompt), rng.choice(["evicted", "never_seen"]), f"r{i}")
+        inside = list(lookups.points)
+        assert inside[0][0] >= (i - 60) * 1_000_000_000
+        assert lookups.prompt_tokens == sum(p for _, p, _, _, _ in inside)
+        assert lookups.found_tokens == sum(f for _, _, f, _, _ in inside)
+        assert lookups.num_with_hits == sum(f > 0 for _, _, f, _, _ in inside)
+        for reason in ("evicted", "never_seen"):
+            assert lookups.missed.get(reason, 0) == sum(p - f for _, p, f, r, _ in inside if r == reason)
+
+
+def test_the_top_holders_are_those_of_all_of_them_sorted():
+    state = state_at_the_end()
+    costs = Counter()
+    for seq in state.sequences.values():
+        costs[seq.request_id] += seq.block_ns(state.t_ns)
+    expected = sorted(costs, key=lambda name: (-costs[name], name))[:7]
+    assert [holder.name for holder in holders(state, 7)] == expected

@@ -20,7 +20,7 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from tui_fakes import FakeSession, recorded
 from kvtop.engine.events import RunEnded
-from kvtop.tui.app import run_app
+from kvtop.tui.launch import run_app
 
 session = FakeSession(recorded() if "short" not in sys.argv else recorded()[:20])
 if "failing" in sys.argv:
@@ -58,7 +58,7 @@ def terminal():
 
 def test_q_quits_at_once_and_gives_the_terminal_back(terminal):
     screen = terminal()
-    screen.read_until(b"how full?")
+    screen.read_until(b"Findings")
     before = time.monotonic()
     screen.press(b"q")
     screen.read_until(RESTORED[0])
@@ -71,7 +71,7 @@ def test_q_quits_at_once_and_gives_the_terminal_back(terminal):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_it_in_order(terminal, number):
     screen = terminal("short")
-    screen.read_until(b"how full?")
+    screen.read_until(b"Findings")
     screen.process.send_signal(number)
     assert screen.wait() == 128 + number
     assert all(code in screen.output for code in RESTORED)
@@ -88,7 +88,7 @@ def test_a_failed_run_leaves_its_traceback_on_the_screen_not_on_the_terminal(ter
 
 def test_what_native_code_writes_does_not_reach_the_screen_raw(terminal):
     screen = terminal("short", "native")
-    screen.read_until(b"how full?")
+    screen.read_until(b"Findings")
     time.sleep(0.6)
     screen.press(b"q")
     assert screen.wait() == 0

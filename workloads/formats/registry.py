@@ -14,6 +14,7 @@ from kvtop.workloads.formats.base import NONE, PER_SESSION, SAMPLED, ReadOptions
 from kvtop.workloads.formats.burstgpt import BURSTGPT
 from kvtop.workloads.formats.kvtop_trace import KVTOP
 from kvtop.workloads.formats.mooncake import MOONCAKE
+from kvtop.workloads.formats.observed import OBSERVED
 from kvtop.workloads.formats.openai import OPENAI
 from kvtop.workloads.formats.qwen import QWEN
 from kvtop.workloads.formats.recording import RECORDING
@@ -41,6 +42,7 @@ FORMATS: dict[str, TraceFormat] = {
     OPENAI.name: OPENAI,
     SERVEGEN.name: SERVEGEN,
     RECORDING.name: RECORDING,
+    OBSERVED.name: OBSERVED,
 }
 
 HEAD_CHARS = 65_536

@@ -24,7 +24,7 @@ class TitleRule(Lines):
         width = self.size.width
         rule = "focusrule" if focused else "rule"
         left: Line = [("─ ", rule), (title, "focus" if focused else "title")]
-        if width_of(left) + len(question) + 3 <= width - 2:
+        if question and width_of(left) + len(question) + 3 <= width - 2:
             left += [(" — ", rule), (question, "soft")]
         left += [(" ", "")]
         right = [(" ", ""), *note, (" ─", rule)] if note else []
@@ -56,6 +56,10 @@ class Panel(Vertical):
 
     def show_frame(self, frame: Frame) -> None:
         raise NotImplementedError
+
+    def heading(self, frame: Frame) -> tuple[str, str]:
+        """Title and question, where they depend on what is shown."""
+        return self.TITLE, self.QUESTION
 
     def note(self, frame: Frame) -> Line:
         """What stands at the right end of the title."""

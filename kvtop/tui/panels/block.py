@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvtop.state.eviction_order import KEYS, eviction_rate, policy_of
+from kvtop.state.eviction_order import KEYS, policy_of
 from kvtop.state.model import FRESH, IDLE, NOT_KNOWN, USED, PoolState, RunState
 from kvtop.state.step_times import ago
 from kvtop.tui.block_view import BlockView
@@ -21,20 +21,21 @@ class BlockPanel(TextPanel):
     """Everything the log says about the block under the cursor, and about the other blocks of its cell."""
 
     TITLE = "Block"
-    QUESTION = "what is it, who holds it, when does it go?"
+    QUESTION = "what is it, when does it go?"
     HELP = """\
 state      fresh, idle, used (shared by n), in transfer; pinned, if it is
 tokens     token slots filled, of those it has
 held by    the sequences with it in their tables, and at which positions
 key        its published key and that of the block before it (last digits)
-prefix     blocks before it in its chain; how long the run is it belongs to
+prefix     its place in its chain; how many blocks follow it there
 hits       how often it was found since it was published; tokens that saved
 last use   when it was last released or found
 age        since it was taken for what is in it
-evicted    an estimate: idle blocks before it in the order of eviction, over
-           the evictions of the last ten seconds. Fresh blocks are taken
-           first. Not reported: nothing was evicted lately, the policy tells
-           no order, or there are several KV groups
+evicted    how many idle blocks go before it, in the order of the eviction
+           policy; fresh blocks are taken first. Not reported: of a policy
+           from a file, of belady, and with several KV groups
+in         an estimate: these blocks over the evictions of the last ten
+           seconds. Not reported while nothing is evicted
 group      the KV group whose table holds it"""
 
     def __init__(self, view: BlockView) -> None:
@@ -83,7 +84,7 @@ group      the KV group whose table holds it"""
         lines.append(second)
         if pool.state[block] == FRESH:
             return lines
-        for names in (("prefix", "by"), ("age", "last use"), ("evicted",)):
+        for names in (("prefix", "by"), ("age", "last use"), ("evicted", "in")):
             line: Line = []
             for label, fact in self._facts(state, pool, block, width):
                 if label in names:
@@ -106,42 +107,49 @@ group      the KV group whose table holds it"""
         facts += [
             ("age", _since(state, pool.since_step[block])),
             ("last use", _since(state, pool.last_use_step[block] or None)),
-            ("evicted", self._eviction(state, pool, block)),
+            *self._eviction(state, pool, block),
             ("group", _group(state, block)),
         ]
         return facts
 
     def _published(self, state: RunState, pool: PoolState, block: int) -> list[tuple[str, Line]]:
         key, parent = pool.key[block], pool.parent_key[block]
-        above: Line = [(short_key(parent), "text") if parent in self.view.tree.block_of else ("none: first", "soft")]
-        tree, runs = self.view.tree, self.view.tree.runs
-        run, depth = int(runs.run_of[block]), tree.depth(block)
+        above: Line = [(short_key(parent), "text") if parent in self.view.tree.block_of else ("none", "soft")]
+        tree = self.view.tree
+        depth, below = tree.depth(block), tree.num_children[tree.twin_of.get(block, block)]
         uses, size = pool.uses[block], pool.block_size
         by: Line = [(clean(pool.publisher[block]), "text")] if pool.publisher[block] else [("not reported", "soft")]
         if pool.tenant[block]:
             by += [(f" of {clean(pool.tenant[block])}", "soft")]
         return [
             ("key", [(short_key(key), "text"), ("  parent ", "soft"), *above]),
-            ("prefix", [(f"block {depth + 1:,}", "text"), (f" of a run of {runs.length[run]:,}", "soft")]),
+            (
+                "prefix",
+                [(f"block {depth + 1:,}", "text"), (f", {below:,} below it" if below else ", the last", "soft")],
+            ),
             ("by", [*by, (f", step {pool.published_step[block]:,}", "soft")]),
             ("hits", [(whole(uses), "text"), (f", saved {plural(uses * size, 'token')}" if uses else "", "soft")]),
         ]
 
-    def _eviction(self, state: RunState, pool: PoolState, block: int) -> Line:
+    def _eviction(self, state: RunState, pool: PoolState, block: int) -> list[tuple[str, Line]]:
+        """Its place in the order of eviction, and when its turn comes."""
         if pool.state[block] == USED:
-            return [("not while it is used", "soft")]
+            return [("evicted", [("not while it is used", "soft")])]
         policy = policy_of(state)
         place, seconds = self.view.until_evicted(state, block)
         if policy not in KEYS or (place is None and self.view.tree.twin_of):
-            return [("not reported by policy " + clean(policy) if policy not in KEYS else "not reported", "soft")]
+            why = f"not reported: policy {clean(policy)}" if policy not in KEYS else "not reported: several groups"
+            return [("evicted", [(why, "soft")])]
         if place is None:
             stuck = "in transfer" if pool.state[block] != IDLE else "blocks behind it are used"
-            return [(f"not now: {stuck}", "soft")]
-        line: Line = [(f"{whole(place)} before it", "text")]
+            return [("evicted", [(f"not now: {stuck}", "soft")])]
+        when: Line = [("not reported: no eviction lately", "soft")]
         if seconds is not None:
-            return [(f"in ~{duration(seconds * 1e9)}", "strong"), (" (estimate)  ", "soft"), *line]
-        known = "nothing evicted lately" if eviction_rate(state) is not None else "no rate yet"
-        return [*line, (f"; time not reported: {known}", "soft")]
+            when = [(f"~{duration(seconds * 1e9)}", "strong"), (" at this rate (estimate)", "soft")]
+        others: Line = [("next", "warn")] if not place else [("after ", "soft"), (plural(place, "other"), "text")]
+        fresh = pool.counts[FRESH]
+        others += [(f" and {fresh:,} fresh", "soft")] if fresh else []
+        return [("evicted", others), ("in", when)]
 
 
 def short_key(key: int | None) -> str:

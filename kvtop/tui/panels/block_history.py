@@ -13,7 +13,8 @@ from kvtop.tui.text import clean, whole
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
 from kvtop.tui.widgets.lines import Line
 
-_COLUMNS = [Column("step", 8, "right"), Column("what", 0)]
+LOOK_S = 0.1  # between two looks further back
+_COLUMNS = [Column("step", 7, "right"), Column("what", 0)]
 _STYLES = {"evict": "warn", "unpublish": "warn", "publish": "idle", "alloc": "used", "share": "shared"}
 
 
@@ -25,9 +26,9 @@ class BlockHistoryPanel(Panel):
     HELP = """\
 Decisions about the block under the cursor, newest first: taken, found,
 shared, published, copied, released, evicted, with the step and for whom.
-They are looked up in what the TUI keeps of the run (the last 15 minutes;
-all of a recording), a part with every frame; the title says how far that
-has got. What is after the cursor in time is left out. Enter takes every
+Of an eviction: steps it was idle, and how often it was found. All are
+looked up in what the TUI keeps of the run (the last 15 minutes; all of a
+recording), a part with every frame; the title says how far that has got. What is after the cursor in time is left out. Enter takes every
 screen to that step. f follows the block: , and . then go from one of its
 decisions to the next, until f is pressed again."""
 
@@ -38,6 +39,7 @@ decisions to the next, until f is pressed again."""
         self.follows = False
         self._shown: list[BlockEvent] = []
         self._made: tuple[object, ...] = ()
+        self._looks_further = False
 
     def compose_body(self) -> ComposeResult:
         yield LineTable(_COLUMNS, opens="step", header=False)
@@ -51,8 +53,9 @@ decisions to the next, until f is pressed again."""
         history = self.history
         if history is None:
             return what
-        since = "" if history.is_whole and not history.first_step else f"since step {history.first_step:,}"
-        return [*what, (since if history.is_whole else f"{since} ...", "soft")]
+        if history.is_whole and not history.first_step:
+            return what
+        return [*what, (f"since step {history.first_step:,}{'' if history.is_whole else ' ...'}", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
         if self.history is None or self.history.ring is not frame.timeline.ring:
@@ -69,6 +72,15 @@ decisions to the next, until f is pressed again."""
             self.table.empty_text = "nothing so far"
             self.table.set_rows(list(rows), lambda row: cells(rows[row]))
         self._show_title()
+        if not self.history.is_whole and not self._looks_further:
+            self._looks_further = True
+            self.set_timer(LOOK_S, self._look_further)
+
+    def _look_further(self) -> None:
+        """A part of the past at a time, so that keys are not kept waiting."""
+        self._looks_further = False
+        if self.screen.is_current:
+            self.redraw()
 
     def look(self) -> None:
         """Look one part further back."""
@@ -119,8 +131,8 @@ def in_words(entry: BlockEvent) -> str:
             return "unpublished by a reset"
         case "evict":
             uses = entry.field("uses")
-            hits = "never hit" if not uses else f"{uses:,} hits"
-            return f"evicted for {who}: idle {entry.field('idle_steps'):,} steps, {hits}"
+            hits = f", hits {uses:,}" if uses else ""
+            return f"evicted for {who}, idle {entry.field('idle_steps'):,}{hits}"
         case "swap_out":
             return f"copied to host block {entry.field('other'):,} for {who}"
         case "swap_in" | "host_load":

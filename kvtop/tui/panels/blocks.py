@@ -169,6 +169,4 @@ sequences that hold most of it are listed below."""
         elif name == "eviction":
             right = [("top left is taken next", "soft")]
         settings.set_lines([cut(spread(line, right, width), width)])
-        self.query_one("#legend", Lines).set_lines(
-            [cut(self._legend(frame), width)]
-        )
+        self.query_one("#legend", Lines).set_lines([cut(self._legend(frame), width)])

@@ -46,10 +46,14 @@ that ended in it with an answer, the newest 500 at most.
 v goes to the next metric. Objectives (--slo) are judged over the requests
 that ended in the window."""
 
+    def heading(self, frame: Frame) -> tuple[str, str]:
+        if self.analysis is None:
+            return self.TITLE, self.QUESTION
+        return self.analysis.metric.title, f"{self.analysis.metric.meaning}?"
+
     def note(self, frame: Frame) -> Line:
         if self.analysis is None:
             return []
-        self.TITLE, self.QUESTION = self.analysis.metric.title, f"{self.analysis.metric.meaning}?"
         return [(f"n {short(self.analysis.spread.n)}", "text")]
 
     def lines_of(self, found: Analysis, frame: Frame, width: int, height: int) -> list[Line]:

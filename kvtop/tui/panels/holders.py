@@ -42,7 +42,7 @@ Enter leads to the request."""
         return [("block-seconds", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
-        rows = {_id(holder): holder for holder in holders(frame.state)[:MOST]}
+        rows = {_id(holder): holder for holder in holders(frame.state, MOST)}
         pool = frame.state.pool
         table = self.query_one(LineTable)
         attached = frame.state.attached is not None

@@ -15,9 +15,9 @@ from kvtop.state.request_rows import DONE, Row, ended_rows, live_rows
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.request_columns import BY_KEY, COLUMNS, SORTS, cells_of, sorted_rows
-from kvtop.tui.text import clean, plural
+from kvtop.tui.text import clean
 from kvtop.tui.widgets.line_table import Cell, LineTable
-from kvtop.tui.widgets.lines import Line, Lines, cut
+from kvtop.tui.widgets.lines import Line, cut, width_of
 
 RESORT_S = 2.0  # at most so often does the order change under somebody's cursor
 
@@ -70,7 +70,6 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         self._num_rows = (0, 0)  # shown, there
 
     def compose_body(self) -> ComposeResult:
-        yield Lines(id="picked")
         yield Input(id="filter", placeholder="tenant:acme why:evicted wait>1s hit<10 state:waiting", compact=True)
         yield LineTable([c.column for c in COLUMNS], id="requests", opens="life")
 
@@ -78,15 +77,31 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
     def table(self) -> LineTable:
         return self.query_one(LineTable)
 
+    def heading(self, frame: Frame) -> tuple[str, str]:
+        return self.TITLE, "" if self._picked() else self.QUESTION
+
     def note(self, frame: Frame) -> Line:
-        sequences, state = frame.state.sequences, frame.state
-        running = sum(1 for seq in sequences.values() if seq.state == "running")
-        waiting = len(sequences) - running
-        line: Line = [(f"{running:,} running", "good" if running else "soft"), ("  ", "")]
-        line += [(f"{waiting:,} waiting", "warn" if waiting else "soft"), ("  ", "")]
-        line += [(f"{state.num_finished:,} finished", "soft")]
-        if state.num_rejected:
-            line += [(f"  {state.num_rejected:,} rejected", "bad")]
+        """How many there are; with a filter or an order that, in place of the question."""
+        room = max(0, self.size.width - len(self.TITLE) - 10)
+        picked = self._picked()
+        counts = _counts(frame)
+        if not picked:
+            return counts
+        return [*picked, *counts] if width_of(picked) + width_of(counts) <= room else cut(picked, room)
+
+    def _picked(self) -> Line:
+        """What is shown of what there is, and in which order; what is wrong with the filter."""
+        if self._error:
+            return [(f"{clean(self._error)}  ", "bad")]
+        line: Line = []
+        shown, there = self._num_rows
+        if self.filter.text:
+            line += [("filter ", "soft"), (clean(self.filter.text), "text"), (f" {shown:,} of {there:,}  ", "strong")]
+        if self.sort or self.is_reversed:
+            direction = " reversed" if self.is_reversed else ""
+            line += [("order ", "soft"), (f"{self.sort or 'queue'}{direction}  ", "text")]
+        if self.hides_ended:
+            line += [("without ended ones  ", "soft")]
         return line
 
     # Rows ----------------------------------------------------------------------------------------------------
@@ -104,7 +119,7 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         self.table.mark_columns(self._marks())
         roomy = self.table.is_roomy
         self.table.set_rows(ids, lambda row_id: _cells(by_id.get(row_id), roomy))
-        self._show_picked()
+        self._show_title()  # how many pass the filter is known now
 
     def _ordered(self, kept: list[Row], by_id: dict[str, Row]) -> list[str]:
         """Ids in order. While somebody is in the table, rows that are there change places every RESORT_S at most."""
@@ -129,27 +144,6 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
             return {}
         column = BY_KEY[self.sort]
         return {COLUMNS.index(column): "▲" if column.rising != self.is_reversed else "▼"}
-
-    def _show_picked(self) -> None:
-        """What is shown of what there is, and in which order; what is wrong with the filter."""
-        line: Line = []
-        shown, there = self._num_rows
-        if self._error:
-            line = [(" ", ""), (clean(self._error), "bad")]
-        elif self.filter.text:
-            line = [
-                (" filter ", "soft"),
-                (clean(self.filter.text), "text"),
-                (f"  {shown:,} of {plural(there, 'row')}", "soft"),
-            ]
-        if self.sort and not self._error:
-            direction = ", reversed" if self.is_reversed else ""
-            line += [("  order ", "soft"), (f"{self.sort}{direction}", "text")]
-        if self.hides_ended and not self._error:
-            line += [("  ended ones hidden", "soft")]
-        picked = self.query_one("#picked", Lines)
-        picked.display = bool(line)
-        picked.set_lines([cut(line, picked.size.width or self.size.width)])
 
     def _changed(self) -> None:
         self._order = []
@@ -244,6 +238,16 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         event.stop()
         if event.row_id is not None:
             self.kvtop.choose("request", request_of(event.row_id)[0])
+
+
+def _counts(frame: Frame) -> Line:
+    sequences, state = frame.state.sequences, frame.state
+    running = sum(1 for seq in sequences.values() if seq.state == "running")
+    waiting = len(sequences) - running
+    line: Line = [(f"{running:,} running", "good" if running else "soft"), ("  ", "")]
+    line += [(f"{waiting:,} waiting", "warn" if waiting else "soft"), ("  ", "")]
+    line += [(f"{state.num_finished:,} finished", "soft")]
+    return [*line, (f"  {state.num_rejected:,} rejected", "bad")] if state.num_rejected else line
 
 
 def _cells(row: Row | None, roomy: bool) -> list[Cell]:

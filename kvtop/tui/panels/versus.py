@@ -136,24 +136,24 @@ def _who(lanes: Lanes, other: int, width: int) -> list[Line]:
     return [line]
 
 
-def _columns(width: int) -> tuple[int, int, int]:
-    """Widths of label, value and interval."""
-    return (18, 11, 19) if width < 100 else (22, 14, 24)
+def _columns(width: int) -> tuple[int, int, int, int]:
+    """Widths of label, value, change and interval."""
+    return (16, 10, 9, 18) if width < 100 else (22, 14, 10, 24)
 
 
 def _title(other: int, width: int) -> Line:
-    label, value, interval = _columns(width)
+    label, value, change, interval = _columns(width)
     b = NAMES[other]
-    heads = f" {'':<{label}}{'A':>{value}}{b:>{value}}{f'{b} - A':>10}{'95 % interval':>{interval}}  verdict"
+    heads = f" {'':<{label}}{'A':>{value}}{b:>{value}}{f'{b} - A':>{change}}{'95 % interval':>{interval}}  verdict"
     return [(fit(heads, width), "faint")]
 
 
 def _row(row: Row, width: int) -> Line:
-    label, value, interval = _columns(width)
+    label, value, change, interval = _columns(width)
     name = row.label if row.n is None or width < 100 else f"{row.label}  n {row.n:,}"
     line: Line = [(f" {fit(name, label)}", "soft")]
     line += [(fit(_value(v, row.unit), value, "right"), "text") for v in (row.first, row.other)]
-    line.append((fit(_change(row), 10, "right"), "text"))
+    line.append((fit(_change(row), change, "right"), "text"))
     line.append((fit(_interval(row), interval, "right"), "soft"))
     return [*line, ("  ", ""), (row.verdict, _STYLES.get(row.verdict, "soft"))]
 
@@ -183,7 +183,7 @@ def _change(row: Row) -> str:
 
 
 def _percent(change: float) -> str:
-    return f"{100 * change:+.1f} %" if abs(change) < 9.995 else f"{change + 1:,.1f} ×"
+    return f"{100 * change:+.1f}%" if abs(change) < 9.995 else f"{change + 1:,.1f}×"
 
 
 def _interval(row: Row) -> str:

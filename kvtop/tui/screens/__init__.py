@@ -27,6 +27,7 @@ class ScreenEntry:
 SCREENS: tuple[ScreenEntry, ...] = (
     ScreenEntry("1", "Overview", "kvtop.tui.screens.overview:OverviewScreen"),
     ScreenEntry("2", "Block map", "kvtop.tui.screens.blocks:BlocksScreen", shows=("block",)),
+    ScreenEntry("3", "Radix tree", "kvtop.tui.screens.tree:TreeScreen", shows=("prefix",)),
     ScreenEntry("4", "Requests", "kvtop.tui.screens.requests:RequestsScreen", shows=("request",)),
     ScreenEntry("5", "Latency", "kvtop.tui.screens.latency:LatencyScreen"),
     ScreenEntry("6", "Compare", "kvtop.tui.screens.compare:CompareScreen"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import ClassVar
 
 from textual import on
@@ -10,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
 
+from kvtop.tui import block_view
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.block import BlockPanel
@@ -45,6 +47,7 @@ class BlocksScreen(PanelScreen):
     def __init__(self) -> None:
         super().__init__()
         self.view = BlockView()
+        self._catches_up = False
 
     def compose_panels(self) -> ComposeResult:
         yield BlocksPanel(self.view)
@@ -55,6 +58,15 @@ class BlocksScreen(PanelScreen):
     def show_frame(self, frame: Frame) -> None:
         self.view.update(frame)
         super().show_frame(frame)
+        if self.view.is_stale and not self._catches_up:
+            self._catches_up = True
+            self.set_timer(block_view.RESORT_S, self._catch_up)
+
+    def _catch_up(self) -> None:
+        """The run may have fallen silent before blocks got to their places."""
+        self._catches_up = False
+        if self._frame is not None and self.is_current:
+            self.show_frame(replace(self._frame, dirty=set(), whole=False))
 
     def show_selection(self, kind: str, id: str | int) -> None:
         if kind == "block":

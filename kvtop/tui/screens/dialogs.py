@@ -50,6 +50,9 @@ class TextDialog(ModalScreen[None]):
                 yield Static(show(self._text), markup=False)
             yield Static(show(self.KEYS), classes="dialog-keys", markup=False)
 
+    def follow(self, state: RunState) -> None:
+        """The run has gone on: what is told about it may have changed."""
+
     def action_scroll(self, lines: int) -> None:
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 

@@ -17,7 +17,6 @@ class RequestsScreen(PanelScreen):
     PANELS = (RequestsPanel, LifePanel)
     AUTO_FOCUS = "LineTable"
     CSS = """
-    RequestsScreen #picked { height: 1; display: none; }
     RequestsScreen #filter { display: none; height: 1; border: none; padding: 0 1; background: $surface; }
     RequestsScreen LifePanel { height: 9; display: none; }
     RequestsScreen.-tall LifePanel, RequestsScreen.-full LifePanel { height: 12; display: block; }

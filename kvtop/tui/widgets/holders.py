@@ -23,7 +23,8 @@ def holder_lines(frame: Frame, width: int, height: int) -> list[Line]:
     holders = [seq for seq in frame.state.sequences.values() if seq.num_held]
     top = nlargest(height - 1, holders, key=lambda seq: seq.num_held)
     if not top:
-        return [*air, [("nobody holds a block", "soft")]]
+        what = "nobody holds a block" if frame.state.attached is None else "who holds a block is not reported"
+        return [*air, [(what, "soft")]]
     most = top[0].num_held
     heading = f"{'held most by':<14}{'blocks':>6}{'of pool':>9}"
     return [

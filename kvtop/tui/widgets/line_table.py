@@ -178,8 +178,8 @@ class LineTable(DrawnWidget, can_focus=True):
     def _header(self) -> Strip:
         line: Line = [(" ", "")]
         for i, column, width in self.shown():
-            title, style = column.title + self.marks.get(i, ""), "title" if i in self.marks else "faint"
-            line += [(fit(title, width, column.align), style), (" " * gap(self.size.width), "")]
+            mark, style = self.marks.get(i, " "), "title" if i in self.marks else "faint"
+            line += [(fit(column.title, width, column.align) + mark, style), (" " * (gap(self.size.width) - 1), "")]
         return self.strip_of(line, self.size.width)
 
     def _row(self, content: tuple[list[Cell], str] | None) -> Strip:

@@ -1,0 +1,60 @@
+"""The TUI on a real terminal: started, shown, and everything given back afterwards."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from kvtop.tui.app import KvtopApp
+from kvtop.tui.feed import Session, StartableSession
+from kvtop.tui.glyphs import locale_is_utf8
+from kvtop.tui.terminal import captured_stderr, check_terminal
+from kvtop.tui.theme import DEFAULT
+
+STOP_TIMEOUT_S = 5.0
+
+
+def run_app(
+    session: StartableSession,
+    *,
+    ascii: bool = False,
+    mouse: bool = True,
+    hz: float = 4.0,
+    replay: bool = False,
+    speed: float = 1.0,
+    theme: str = DEFAULT,
+) -> int:
+    """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
+
+    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal. Glyphs are
+    ASCII when asked for or when the locale is not UTF-8. Whatever happens, the terminal is restored and the session
+    stopped.
+
+    Raises:
+        UsageError: there is no terminal to draw on (nothing has been started then).
+    """
+    check_terminal()
+    try:
+        session.start()
+        with captured_stderr() as native:
+            plain = ascii or not locale_is_utf8()
+            app = KvtopApp(
+                session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed, theme=theme
+            )
+            if follow := getattr(session, "follow", None):  # its metrics are read from the state that is on screen
+                follow(lambda: app.state)
+            app.run(mouse=mouse)
+    finally:
+        _stop(session)
+    return app.return_code or 0
+
+
+def _stop(session: Session) -> None:
+    """End the session; say so when it takes a while (the engine ends the step it is in)."""
+    notice = threading.Timer(0.5, lambda: print("kvtop: stopping the engine ...", file=sys.stderr))
+    notice.daemon = True
+    notice.start()
+    try:
+        session.stop(STOP_TIMEOUT_S)
+    finally:
+        notice.cancel()

@@ -1,0 +1,67 @@
+"""Radix tree: which prefixes earn their memory, what was evicted too early, and why a request missed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Container
+
+from kvtop.tui.block_view import BlockView
+from kvtop.tui.frame import Frame
+from kvtop.tui.panels.lookup import BINDING, LookupPanel, ask_lookup
+from kvtop.tui.panels.prefixes import PrefixesPanel
+from kvtop.tui.panels.regrets import RegretsPanel
+from kvtop.tui.screens.base import PanelScreen
+
+
+class TreeScreen(PanelScreen):
+    """The tree, one lookup, and regrets."""
+
+    AUTO_FOCUS = "PrefixTable"
+    BINDINGS: ClassVar[list] = [BINDING]
+    CSS = """
+    TreeScreen #body { layout: vertical; }
+    TreeScreen #sums { height: 1; }
+    TreeScreen PrefixesPanel { height: 1fr; }
+    TreeScreen #below { height: 12; layout: grid; grid-size: 2; grid-gutter: 0 1; }
+    TreeScreen.-narrow #below { height: 12; grid-size: 1; grid-rows: 1fr 5; }
+    TreeScreen.-narrow.-short #below { height: 11; grid-rows: 6 5; }
+    TreeScreen.-wide #body { layout: horizontal; }
+    TreeScreen.-wide PrefixesPanel { width: 1fr; height: 100%; }
+    TreeScreen.-wide #below { width: 66; height: 100%; margin-left: 1; grid-size: 1; grid-rows: 14 1fr; }
+    TreeScreen #body.-zoomed { layout: vertical; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = BlockView()
+
+    def compose_panels(self) -> ComposeResult:
+        yield PrefixesPanel(self.view)
+        with Container(classes="area", id="below"):
+            yield LookupPanel()
+            yield RegretsPanel()
+
+    def show_frame(self, frame: Frame) -> None:
+        self.view.update(frame)
+        super().show_frame(frame)
+
+    def show_selection(self, kind: str, id: str | int) -> None:
+        if kind == "prefix":
+            self.query_one(PrefixesPanel).show(int(id))
+
+    def told(self) -> tuple[str, bool] | None:
+        """The request whose lookup is shown."""
+        frame, name = self._frame, str(self.kvtop.selected.get("request", ""))
+        log = frame.state.logs.find(name) if frame is not None and name else None
+        return None if log is None else (name, log.end is not None)
+
+    def action_lookup(self) -> None:
+        if self._frame is not None:
+            self.app.push_screen(ask_lookup(self._frame), self._take)
+
+    def _take(self, name: str | None) -> None:
+        if name:
+            self.kvtop.choose("request", name)
+            self.kvtop.show_now()

@@ -1,0 +1,214 @@
+"""kvtop attach, doctor, once and trace convert against fake servers: exit codes, words, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from attach_helpers import sample
+from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
+
+from kvtop.attach.kv_decode import decode_batch
+from kvtop.attach.kv_tracker import KvTracker
+from kvtop.cli.main import main
+from kvtop.engine.events import Event, RunEnded, RunStarted
+from kvtop.results.manifest import write_manifest
+from kvtop.results.recording import FRAMES_NAME, FrameWriter
+
+WHOLE = recorded_metrics()[-1][1].encode()
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVTOP_API_KEY", raising=False)
+
+
+def publishing(publisher: FakePublisher):
+    """A metrics answer that makes the publisher say something each time it is looked at."""
+
+    def answer() -> Answer:
+        publisher.publish({"type": "AllBlocksCleared"})
+        return Answer(WHOLE)
+
+    return answer
+
+
+def test_doctor_is_content_with_a_server_that_reports_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    import threading
+
+    with FakeMetrics(Answer(WHOLE)) as fake, FakePublisher() as publisher:
+        stop = threading.Event()
+
+        def talk() -> None:
+            while not stop.wait(0.05):
+                publisher.publish({"type": "AllBlocksCleared"})
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        words = ["doctor", fake.url, "--kv-events", publisher.endpoint, "--kv-replay", publisher.replay_endpoint]
+        code = main(words)
+        stop.set()
+        thread.join(5)
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "MISS" not in out
+    assert "vllm, SmolLM2-135M-Instruct, 1 engine" in out
+    assert "110 blocks of 32 tokens" in out
+
+
+def test_doctor_names_what_is_missing_and_the_flag_that_gives_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = WHOLE.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
+    text = b"".join(line + b"\n" for line in text.splitlines() if not line.startswith(b"vllm:kv_cache_usage_perc"))
+    with FakeMetrics(Answer(text)) as fake:
+        assert main(["doctor", fake.url, "--json"]) == 1
+    checks = {check["what"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["blocks in use"]["state"] == "missing"
+    assert "vllm:kv_cache_usage_perc" in checks["blocks in use"]["found"]
+    assert checks["prefix caching"]["remedy"] == "--enable-prefix-caching"
+    assert '"enable_kv_cache_events": true' in checks["events"]["remedy"]
+    assert checks["requests running"]["state"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (Answer(b"<html>"), "HTML, not Prometheus text"),
+        (Answer(b"node_load1 1\n"), "none of vLLM or SGLang"),
+        (Answer(b"", status=401), "needs --api-key"),
+    ],
+)
+def test_doctor_of_what_is_no_server_ends_with_2(answer: Answer, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeMetrics(answer) as fake:
+        assert main(["doctor", fake.url]) == 2
+    assert word in capsys.readouterr().out
+
+
+def test_doctor_explains_an_endpoint_that_connects_instead_of_listening(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server whose own endpoint is tcp://127.0.0.1:PORT calls it, as kvtop does: nobody listens."""
+    with FakeMetrics(Answer(WHOLE)) as fake:
+        assert main(["doctor", fake.url, "--kv-events", "tcp://127.0.0.1:1"]) == 2
+    out = capsys.readouterr().out
+    assert "nobody listens there" in out
+    assert "vLLM connects instead of listening" in out
+
+
+def test_doctor_of_an_idle_publisher_says_that_it_said_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeMetrics(Answer(WHOLE)) as fake, FakePublisher(replays=False) as publisher:
+        assert main(["doctor", fake.url, "--kv-events", publisher.endpoint, "--wait", "0.2"]) == 1
+    assert "an idle server publishes nothing: send it a request" in capsys.readouterr().out
+
+
+def test_once_of_a_server_has_every_number_with_its_truth(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeMetrics(Answer(WHOLE)) as fake:
+        assert main(["once", fake.url, "--json", "--interval", "0.05"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"]["model"] == "SmolLM2-135M-Instruct"
+    assert found["numbers"]["run.finished"] == {"value": 48, "truth": "exact"}
+    assert found["numbers"]["pool.shared_blocks"]["value"] is None
+    assert "missing" in found["numbers"]["pool.shared_blocks"]
+    (server,) = found["attached"]["servers"]
+    assert (server["server"], server["kind"], server["engines"][0]["num_blocks"]) == (fake.url, "vllm", 109)
+
+
+def test_once_of_nobody_fails_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["once", "http://127.0.0.1:1", "--interval", "0.05"]) == 1
+    assert "unreachable: connection refused" in capsys.readouterr().out
+
+
+def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    with FakeMetrics(Answer(WHOLE)) as fake:
+        words = ["attach", fake.url, "--interval", "0.05", "--seconds", "0.4", "--record", str(run)]
+        assert main(words) == 0
+    assert "prefix hits 39.6 %" in capsys.readouterr().out
+    assert main(["once", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["numbers"]["cache.hit_tokens"]["value"] == 4800
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["attach"], "no server is given"),
+        (["attach", "tcp://x:5557"], "KV events belong behind --kv-events"),
+        (["attach", "x:1", "--kv-events", "tcp://*:5557"], "is where a server binds"),
+        (["attach", "x:1", "--kv-replay", "tcp://y:1"], "1 --kv-replay for 0 --kv-events"),
+        (["attach", "x:1", "http://x:1"], "is given twice"),
+        (["attach", "x:1", "--keep-tokens"], "give --record DIR"),
+        (["once", "http://x:1", "--step", "3"], "a server has none"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert why in capsys.readouterr().err
+
+
+# Recordings as workloads ------------------------------------------------------------------------------------------
+
+
+def observed(path: Path, messages: list[tuple[float, bytes]], num_blocks: int = 109) -> Path:
+    """A recording of KV events, each message at its own time."""
+    path.mkdir()
+    manifest = {"executor": "attached", "clock": "real", "run_id": "x"}
+    write_manifest(path, manifest)
+    tracker, events = KvTracker(num_blocks), list[Event]([RunStarted(run_id="x", manifest=manifest)])
+    events.append(sample(1, WHOLE.decode(), t_s=0))
+    for seq, (t_s, body) in enumerate(messages):
+        tracker.take("tcp://a:1", seq, decode_batch(body), 0.0)
+        events += tracker.drain(seq + 2, int(t_s * 1e9))
+    with FrameWriter(path / FRAMES_NAME) as writer:
+        writer.write([*events, RunEnded(t_ns=events[-1].t_ns, status="complete")])  # type: ignore[attr-defined]
+    return path
+
+
+def body(*events: dict[str, object]) -> bytes:
+    import msgspec
+
+    return msgspec.msgpack.encode([0.0, list(events), 0])
+
+
+def test_three_requests_by_hand_become_three_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt of two blocks that answers two; one that shares the first block; a second chunk of it. Blocks of 4."""
+    from attach_helpers import stored
+
+    run = observed(
+        tmp_path / "run",
+        [
+            (1.0, body(stored(11, 12))),
+            (1.5, body(stored(13, parent=12))),
+            (2.0, body(stored(14, parent=13), stored(21, 22, parent=11))),
+            (2.5, body(stored(23, 24, parent=22))),
+            (60.0, body(stored(15, parent=14))),  # half a minute of silence: the next turn
+        ],
+    )
+    out = tmp_path / "out.jsonl"
+    assert main(["trace", "convert", str(run), "-o", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
+    assert [(row["arrival_ns"], row["prompt_tokens"], row["output_tokens"]) for row in rows] == [
+        (0, 8, 8),
+        (1_000_000_000, 20, 1),
+        (59_000_000_000, 20, 1),
+    ]
+    assert [row["hash_ids"] for row in rows] == [[0, 1], [0, 4, 5, 6, 7], [0, 1, 2, 3, 8]]
+    assert "prompts that were found whole in the cache are missing" in capsys.readouterr().err
+
+
+def test_the_recorded_server_becomes_a_workload_that_is_served_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """48 requests with 12,112 prompt tokens were served; 47 stored blocks, with 11,072 tokens in whole ones."""
+    run = observed(tmp_path / "run", [(t_s, frames[2]) for t_s, frames in recorded_messages()])
+    assert main(["trace", "info", str(run), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["format"] == "observed"
+    assert info["rows"] == 47
+    out = tmp_path / "runs"
+    words = ["bench", "-w", str(run), "-p", "fcfs", "--executor", "null", "--num-blocks", "109", "--block-size", "32"]
+    assert main([*words, "-o", str(out)]) == 0
+    assert list(out.rglob("requests.parquet"))
+
+
+def test_a_recording_without_events_is_no_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = observed(tmp_path / "run", [])
+    assert main(["trace", "info", str(run)]) == 2
+    assert "recorded without --kv-events" in capsys.readouterr().err
