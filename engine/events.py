@@ -7,6 +7,8 @@ of a struct, and a step makes hundreds. The names are those of the columns of ``
 Block decisions rebuild every block table exactly (``kvtop.state.reduce`` does, and a test holds it to the engine):
 their ``num_tokens`` is the position of the block's first token in its sequence, so ``num_tokens // block_size`` is
 the index in the table of the block's KV group (entries below it that no decision names are NULL_BLOCK).
+
+What goes the other way, the commands, can be imported from here as well.
 """
 
 from __future__ import annotations
@@ -14,6 +16,20 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from kvtop.engine.commands import Abort as Abort
+from kvtop.engine.commands import AnyCommand as AnyCommand
+from kvtop.engine.commands import Command as Command
+from kvtop.engine.commands import Pause as Pause
+from kvtop.engine.commands import RequestKeyframe as RequestKeyframe
+from kvtop.engine.commands import Resume as Resume
+from kvtop.engine.commands import RunUntil as RunUntil
+from kvtop.engine.commands import SetBreakpoints as SetBreakpoints
+from kvtop.engine.commands import SetConfig as SetConfig
+from kvtop.engine.commands import Step as Step
+from kvtop.engine.commands import Stop as Stop
+from kvtop.engine.commands import Submit as Submit
+from kvtop.engine.commands import decode_command as decode_command
 
 Decision = tuple[Any, ...]
 
@@ -160,8 +176,12 @@ class Observed(Event, frozen=True, kw_only=True):
     t_ns: int
 
     @property
+    def t_start_ns(self) -> int:
+        """As of a step: when it was."""
+        return self.t_ns
+
+    @property
     def t_done_ns(self) -> int:
-        """As of a step: when it was over."""
         return self.t_ns
 
 
@@ -389,73 +409,3 @@ AnyEvent = (
 encode = msgspec.msgpack.Encoder().encode
 decode_many = msgspec.msgpack.Decoder(list[AnyEvent]).decode
 """A frame on the pipe and in ``frames.msgpack.zst`` is one msgpack list of events."""
-
-
-# Commands to the engine's process ------------------------------------------------------------------------------
-
-
-class Command(msgspec.Struct, frozen=True, tag_field="c", omit_defaults=True):
-    """Base of all commands."""
-
-
-class Pause(Command, frozen=True, tag="pause"):
-    pass
-
-
-class Resume(Command, frozen=True, tag="resume"):
-    pass
-
-
-class Step(Command, frozen=True, tag="step"):
-    """Run ``count`` steps while paused."""
-
-    count: int = 1
-
-
-class SetBreakpoints(Command, frozen=True, tag="breakpoints"):
-    """Pause when one of these is met (``kvtop.run.breakpoints`` reads them), in place of those set before."""
-
-    breakpoints: list[str]
-
-
-class RunUntil(Command, frozen=True, tag="until"):
-    """Go on, and pause when one of these is met, or a breakpoint."""
-
-    breakpoints: list[str]
-
-
-class SetConfig(Command, frozen=True, tag="config"):
-    """Change ``policy`` (a name) or ``arrival_rate`` (a factor) between two steps; a ``ConfigChanged`` follows."""
-
-    changes: dict[str, Any]
-
-
-class Abort(Command, frozen=True, tag="abort"):
-    request_id: str
-
-
-class Submit(Command, frozen=True, tag="submit", kw_only=True):
-    """A request from outside, with what is to be done with its prompt left to the engine's process.
-
-    ``prompt`` is text or token ids; None: ``messages`` (role, content) go through the model's chat template.
-    ``params`` are SamplingParams by name; without ``max_tokens`` it may go on to the longest length there is.
-    """
-
-    request_id: str
-    prompt: str | list[int] | None = None
-    messages: list[dict[str, str]] = []
-    params: dict[str, Any] = {}
-    priority: int = 0
-    tenant: str = ""
-
-
-class RequestKeyframe(Command, frozen=True, tag="keyframe"):
-    pass
-
-
-class Stop(Command, frozen=True, tag="stop"):
-    """End the run: rows finished so far are kept, status is ``interrupted``."""
-
-
-AnyCommand = Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | Submit | RequestKeyframe | Stop
-decode_command = msgspec.msgpack.Decoder(AnyCommand).decode

@@ -65,6 +65,7 @@ class AttachSession:
         self._began_s = 0.0
         self._step = 0
         self._recorder: Recorder | None = None
+        self._left: list[Event] = []  # recorded when it was stopped, and not yet polled
         self._facts: dict[str, Any] = {}  # of the manifest, as servers have told them
         self._blocks: dict[tuple[str, str], int] = {}  # capacity, by server and engine
         self._pool_blocks: int | None = None
@@ -88,17 +89,19 @@ class AttachSession:
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """What was seen since the last call, in order; waits up to ``timeout_s`` for the first. [] when nothing was."""
         events: list[Event] = []
+        if self.ended:  # a server may still answer: nobody asks any more
+            self._left, events = [], self._left
+            return events
         try:
             event = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
             while True:
                 events += self._numbered(event)
-                if len(events) >= POLL_LIMIT:
+                self.ended = isinstance(event, RunEnded)
+                if self.ended or len(events) >= POLL_LIMIT:
                     break
                 event = self._queue.get_nowait()
         except queue.Empty:
             pass
-        if events and isinstance(events[-1], RunEnded):
-            self.ended = True
         return self._recorded(events)
 
     def send(self, command: Command) -> None:
@@ -115,8 +118,7 @@ class AttachSession:
         self._queue.put(RunEnded(t_ns=self._now_ns(), status="complete"))
         if self._recorder is not None:
             while not self.ended:
-                if not self.poll():
-                    break
+                self._left += self.poll()
             self._recorder.close()
 
     # Threads -------------------------------------------------------------------------------------------------

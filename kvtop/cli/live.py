@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=positive, metavar="S",
         help=f"end after S seconds of the run's clock (default: never; {HEADLESS_SECONDS:g} without a terminal)",
     )  # fmt: skip
+    parser.add_argument(
+        "--slo", action="append", metavar="OBJECTIVES",
+        help="objectives that requests are judged by, e.g. ttft<2s,tpot<50ms (as with kvtop bench; may be repeated)",
+    )  # fmt: skip
     parser.add_argument("--plain", action="store_true", help="a line of text a second instead of a screen")
     parser.add_argument("--paused", action="store_true", help="start paused (on a terminal)")
     add_workload_options(parser)
@@ -61,9 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--paused needs a terminal: nobody could resume the run")
     seconds = args.seconds or (None if on_screen or args.plain else HEADLESS_SECONDS)
     run_dir = None if args.record is None else str(args.record)
-    spec = run_spec(
-        args, args.workload, args.policy, args.allocator, run_dir=run_dir, max_seconds=seconds, start_paused=args.paused
-    )
+    more = {"run_dir": run_dir, "max_seconds": seconds, "start_paused": args.paused, "slo": _objectives(args.slo)}
+    spec = run_spec(args, args.workload, args.policy, args.allocator, **more)
     check_workload(spec.workload)
     with open_exporter(args) as exporter:
         make_session = session_maker(exporter)
@@ -123,3 +126,14 @@ def _run_and_report(spec: RunSpec, make_session: MakeSession) -> int:
     line.clear()
     print_comparison([Path(spec.run_dir or "")])
     return code
+
+
+def _objectives(texts: list[str] | None) -> list[str]:
+    """As a run keeps them.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    from kvtop.slo import parse_slo
+
+    return parse_slo(texts).texts if texts else []

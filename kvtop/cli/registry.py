@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-api": ("kvtop.cli.serve_api", "an OpenAI-compatible API: real clients drive the embedded engine"),
     "attach": ("kvtop.cli.attach", "a running vLLM or SGLang server in the same TUI, read-only"),
     "doctor": ("kvtop.cli.doctor", "what a server lets kvtop see, and which flag gives the rest"),
+    "serve": ("kvtop.cli.serve", "the TUI in a browser on this machine"),
     "once": ("kvtop.cli.once", "one state of a run, as text or JSON, without a screen"),
     "bench": ("kvtop.cli.bench", "run workloads under several policies and write Parquet tables"),
     "compare": ("kvtop.cli.compare", "set runs side by side"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Serve the embedded engine over an OpenAI-compatible API (completions, chat completions, models, health, metrics), so
-that real clients drive it. Stopped by Ctrl-C or SIGTERM: answers under way may become complete, then it exits with 0."""
+that real clients drive it. Ctrl-C or SIGTERM stop it: answers under way may become complete, then it exits with 0."""
 
 EXAMPLES = """
 kvtop serve-api                                  default model on http://127.0.0.1:8000
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     server.add_argument("--port", type=port_number, default=8000, help="port (default 8000; 0: a free one)")
     server.add_argument(
-        "--api-key", metavar="K", help="clients must send it as a bearer token (/health, /metrics: not)"
+        "--api-key", metavar="K", help="clients must send it as bearer token (not for /health, /metrics)"
     )
     server.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its name)")
     server.add_argument(
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     session = ApiSession(_spec(args), _options(args))
     if args.tui:
-        from kvtop.tui.app import run_app
+        from kvtop.tui.launch import run_app
 
         return run_app(session, **display(args))
     return _without_screen(session)

@@ -23,8 +23,8 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def can_open_tui() -> bool:
-    """Both ends are a terminal with cursor control."""
-    return is_terminal(sys.stdout) and sys.stdin is not None and sys.stdin.isatty()
+    """Both ends are a terminal with cursor control, or a page that `kvtop serve` has opened."""
+    return "TEXTUAL_DRIVER" in os.environ or (is_terminal(sys.stdout) and sys.stdin is not None and sys.stdin.isatty())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvtop.engine.types import WaitReason
+from kvtop.engine.types import MissReason, WaitReason
 from kvtop.exporter.totals import Buckets, Totals
 from kvtop.state.model import RunState
 
@@ -57,9 +57,10 @@ def _step(name: str) -> Read:
 
 def _by(label: str, read: Callable[[Totals], Counter[str]], always: Iterable[str] = ()) -> Read:
     """One sample for each name; ``always``: those that stand there from the start."""
+    always = tuple(always)
 
     def samples(totals: Totals, state: RunState) -> list[Sample]:
-        counts = {name: 0 for name in always} | read(totals)
+        counts = dict.fromkeys(always, 0) | read(totals)
         return [Sample(count, {label: name}) for name, count in counts.items()] if state.manifest else []
 
     return samples
@@ -223,7 +224,7 @@ _VLLM = (
     Metric("vllm:inter_token_latency_seconds", "histogram",
            "Gaps between the tokens of a sequence; k tokens of one step are k gaps of gap / k.",
            _buckets(lambda t: t.itl)),
-    Metric("vllm:request_time_per_output_token_seconds", "histogram", "(last - first token) / (tokens - 1) of an answer.",
+    Metric("vllm:request_time_per_output_token_seconds", "histogram", "(last - first token) / (tokens - 1) of one.",
            _buckets(lambda t: t.tpot)),
     Metric("vllm:e2e_request_latency_seconds", "histogram", "From the moment a request was due to its end.",
            _buckets(lambda t: t.e2e)),
@@ -252,11 +253,11 @@ _KVTOP = (
            "Waiting sequences by why. head_of_line: behind one that does not fit; not_looked_at: no step has yet.",
            _waiting_by_reason),
     Metric("kvtop_waits_total", "counter", "Times a sequence began to wait for this reason.",
-           _by("reason", lambda t: t.waits)),
+           _by("reason", lambda t: t.waits, map(str, WaitReason))),
     Metric("kvtop_requests_rejected_total", "counter", "Requests refused at submission, by error.",
-           _by("error", lambda t: t.rejected)),
+           _by("error", lambda t: t.rejected, ("InvalidRequest", "QueueFull", "RequestTooLong"))),
     Metric("kvtop_lookup_ends_total", "counter", "Prefix lookups by why the match ended where it did.",
-           _by("reason", lambda t: t.lookup_ends)),
+           _by("reason", lambda t: t.lookup_ends, map(str, MissReason))),
     Metric("kvtop_evictions_total", "counter",
            "Cached blocks evicted, by what the room was for: prefill, decode (the sequence has emitted), forced.",
            _by("cause", lambda t: t.evicted, ("prefill", "decode"))),

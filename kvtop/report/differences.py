@@ -49,7 +49,7 @@ def by_request(material: Material, key: str) -> Figure:
         )
         return Figure(f"differences-{key}", title, same, None)
     shares = [f"{name} {_share(each)}" for name, each in zip(others, values, strict=True) if each]
-    spec, compressed = _difference_spec(others, values, f"{label}, difference from {material.labels[0]}")
+    spec, compressed = _difference_spec(others, values, f"{label}, difference from {charts.names(material.labels)[0]}")
     caption = join(
         f"Share of requests whose {label} differs from the one under {material.labels[0]} by at most each amount: left "
         "of 0 they were faster, right of it slower.",

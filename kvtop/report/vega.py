@@ -80,7 +80,7 @@ def script(snippet: str) -> str:
 
 def as_json(value: Any) -> str:
     """JSON that is safe inside a script element of a page: no markup can begin in it."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

@@ -133,6 +133,8 @@ class _Child:
 
         settle_memory()
         end = loop.run()
+        if spec.serve and end.status != "failed":
+            engine.check()  # nobody else would see that a client who went away left something behind
         self.facts = loop.pacing.facts()
         if self.outlet.behind:
             self.outlet.writer.flush(LAST_WORDS_S)

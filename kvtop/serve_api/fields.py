@@ -273,11 +273,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def _check_neutral(name: str, value: Any) -> None:
-    if value is None or any(
-        value == fine and isinstance(value, bool) == isinstance(fine, bool) for fine in NEUTRAL[name]
-    ):
+    fine = NEUTRAL[name]
+    if value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in fine):
         return
-    expected = " or ".join(shown(fine) if not isinstance(fine, dict | list) else "nothing" for fine in NEUTRAL[name])
-    raise ApiError(
-        400, f"{name} is {shown(value)}, which is not supported: leave it out, or give {expected}", param=name
-    )
+    allowed = " or ".join(msgspec.json.encode(each).decode() for each in fine)
+    message = f"{name} is {shown(value)}, which is not supported: leave it out, or give {allowed}"
+    raise ApiError(400, message, param=name)

@@ -19,7 +19,6 @@ class BlockEvent(NamedTuple):
     """One decision about the block. ``as_source``: another block was copied from it."""
 
     step: int
-    t_ns: int
     decision: Decision
     as_source: bool = False
 
@@ -43,16 +42,16 @@ def events_of(block: int, events: Iterable[Event]) -> list[BlockEvent]:
     found: list[BlockEvent] = []
     place_of = _PLACE.get
     for event in events:
-        if type(event) is not StepEvent and type(event) is not KvEvents:
+        if not isinstance(event, StepEvent | KvEvents):
             continue
         for decision in event.decisions:
             place = place_of(decision[0])
             if place is None:
                 continue
             if decision[place] == block:
-                found.append(BlockEvent(event.step, event.t_start_ns, decision))
+                found.append(BlockEvent(event.step, decision))
             elif decision[0] == "copy" and decision[4] == block:
-                found.append(BlockEvent(event.step, event.t_start_ns, decision, as_source=True))
+                found.append(BlockEvent(event.step, decision, as_source=True))
     return found
 
 

@@ -24,10 +24,15 @@ class Parting:
     t_ns: int  # the step began then, in both
     first: Decision | None
     other: Decision | None
+    heads: tuple[tuple[str, str], tuple[str, str]] = (("", ""), ("", ""))  # of the queues, and why each waits
 
     def told(self) -> tuple[str, str]:
-        """Both in words."""
-        return in_words(self.first), in_words(self.other)
+        """Both in words; with the heads of the queues, where they are not the same."""
+        words = in_words(self.first), in_words(self.other)
+        if self.heads[0] == self.heads[1]:
+            return words
+        first, other = (f"{text}; {_head(*head)}" for text, head in zip(words, self.heads, strict=True))
+        return first, other
 
 
 @dataclass(slots=True)
@@ -56,7 +61,8 @@ class Partings:
         a, b = _first_difference(*(_choices(event) for event in (first, other)))
         if a is b is None:  # the same choices, other blocks
             a, b = _first_difference(first.decisions, other.decisions)
-        self.found = Parting(first.step, first.t_start_ns, a, b)
+        heads = ((first.head_of_line, first.waiting_reason), (other.head_of_line, other.waiting_reason))
+        self.found = Parting(first.step, first.t_start_ns, a, b, heads)
 
 
 def _choices(event: StepEvent) -> list[Decision]:
@@ -69,6 +75,10 @@ def _first_difference(first: Sequence[Decision], other: Sequence[Decision]) -> t
         if a != b:
             return (None if a is None else tuple(a)), (None if b is None else tuple(b))
     return None, None
+
+
+def _head(name: str, reason: str) -> str:
+    return f"{name} heads the queue ({reason})" if name else "nobody waits"
 
 
 def _blocks(count: int) -> str:

@@ -131,11 +131,11 @@ def histogram(points: Iterable[Point], most_bins: int) -> list[Bin]:
 def _edges(least: int, most: int, series: Sequence[int]) -> list[int]:
     """From the last edge below ``least`` (or 0) to the first at or above ``most``."""
     edges, scale = [0], 1
-    while edges[-1] < most:
+    while edges[-1] < max(1, most):
         edges += [step * scale // 10 for step in series if step * scale % 10 == 0]
         scale *= 10
     first = max(0, bisect_left(edges, least) - 1)
-    last = bisect_left(edges, most)
+    last = bisect_left(edges, max(1, most))
     return edges[first : max(last, first + 1) + 1]
 
 

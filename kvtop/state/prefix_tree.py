@@ -90,7 +90,8 @@ class PrefixTree:
         num_blocks = pool.num_blocks if pool is not None else 0
         self.pool, self.block_of, self.twin_of, self._waiting = pool, {}, {}, {}
         self._up, self.num_children = [ABSENT] * num_blocks, [0] * num_blocks
-        self._keys, self.num_published, self._parent = [None] * num_blocks, 0, None
+        self._keys = [None for _ in range(num_blocks)]
+        self.num_published, self._parent = 0, None
 
     def _enter(self, new: list[int]) -> None:
         assert self.pool is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtop.engine.errors import UsageError
-from kvtop.tui.app import KvtopApp, _stop
+from kvtop.tui.app import KvtopApp
 from kvtop.tui.feed import StartableSession
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.lanes import Lanes
+from kvtop.tui.launch import stop_session
 from kvtop.tui.terminal import captured_stderr, check_terminal
 
 
@@ -82,5 +83,5 @@ def run_side_by_side(
             app.run(mouse=mouse)
     finally:
         for _, session in runs:
-            _stop(session)
+            stop_session(session)
     return app.return_code or 0

@@ -47,6 +47,7 @@ class Feed:
         self.end: RunEnded | None = None
         self.num_events = 0
         self.fold_s = 0.0  # CPU seconds spent folding
+        self.cpu_clock: Callable[[], float] = time.thread_time
         self._pending: deque[Event] = deque()
         self._broken = False  # the session can no longer be read
         self._clock_base = (0, time.monotonic())  # the run's clock at the last event, and when that was
@@ -66,11 +67,12 @@ class Feed:
         """Until when the run is known, folded or not; infinite once its end is."""
         if self.end is not None or (self._pending and isinstance(self._pending[-1], RunEnded)):
             return math.inf
-        return max((time_of(event) for event in self._pending), default=self.timeline.live.t_ns)
+        newest = next((t_ns for event in reversed(self._pending) if (t_ns := time_of(event))), 0)
+        return max(newest, self.timeline.live.t_ns)
 
     def fold_pending(self, budget_s: float = FOLD_BUDGET_S, until_ns: float = math.inf) -> None:
         """Fold what the session has, for ``budget_s`` at most, and nothing that happened after ``until_ns``."""
-        began, deadline = time.thread_time(), time.monotonic() + budget_s
+        began, deadline = self.cpu_clock(), time.monotonic() + budget_s
         try:
             while not self._broken and time.monotonic() < deadline:
                 if not self._pending:
@@ -87,7 +89,7 @@ class Feed:
             line = f"cannot follow the run: {type(error).__name__}: {error}"
             t_ns = self.timeline.live.t_ns
             self._fold(RunEnded(t_ns=t_ns, status="failed", error=line, traceback=text, exit_code=1))
-        self.fold_s += time.thread_time() - began
+        self.fold_s += self.cpu_clock() - began
 
     def _fold(self, event: Event) -> None:
         self.timeline.fold(event)

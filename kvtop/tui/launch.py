@@ -45,11 +45,11 @@ def run_app(
                 follow(lambda: app.state)
             app.run(mouse=mouse)
     finally:
-        _stop(session)
+        stop_session(session)
     return app.return_code or 0
 
 
-def _stop(session: Session) -> None:
+def stop_session(session: Session) -> None:
     """End the session; say so when it takes a while (the engine ends the step it is in)."""
     notice = threading.Timer(0.5, lambda: print("kvtop: stopping the engine ...", file=sys.stderr))
     notice.daemon = True

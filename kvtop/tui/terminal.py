@@ -19,11 +19,13 @@ NATIVE_LINES = 200  # of file descriptor 2, the last ones kept
 
 
 def check_terminal() -> None:
-    """Whether a full screen can be shown here.
+    """Whether a full screen can be shown here: on a terminal, or in a page that `kvtop serve` has opened.
 
     Raises:
         UsageError: standard input or error is no terminal (the screen is drawn on standard error), or TERM is dumb.
     """
+    if "TEXTUAL_DRIVER" in os.environ:
+        return
     for name, stream in (("standard input", sys.__stdin__), ("standard error", sys.__stderr__)):
         if stream is None or not stream.isatty():
             raise UsageError(f"{name} is not a terminal: the live TUI needs one (kvtop bench runs without)")

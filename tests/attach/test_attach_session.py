@@ -1,4 +1,4 @@
-"""A session with fake servers: it never waits for them, records what it sees, and stores nothing it was not asked to."""
+"""A session with fake servers: it never waits for them, records what it sees, and stores nothing it was not asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attach_helpers import attached, folded, stored
+from attach_helpers import attached, folded, sample, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach.scrape import address_of
@@ -35,6 +35,11 @@ def follow(session: AttachSession, state: RunState, until) -> list[Event]:
             seen.append(event)
             reduce(state, event)
     return seen
+
+
+def wait(session: AttachSession, state: RunState) -> None:
+    until = time.monotonic() + 0.1
+    follow(session, state, lambda state: time.monotonic() > until)
 
 
 def answers(state: RunState, count: int = 1) -> bool:
@@ -89,7 +94,7 @@ def test_the_recorded_server_ends_in_the_recorded_facts() -> None:
             while not attached(state).streams:
                 assert time.monotonic() < deadline
                 publisher.publish(stored(1, size=32), {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"})
-                follow(session, state, lambda state, until=time.monotonic() + 0.1: time.monotonic() > until)
+                wait(session, state)
             session.stop()
     values = {name: read_number(state, name).value for name in NUMBERS}
     assert (values["run.finished"], values["cache.query_tokens"], values["cache.hit_tokens"]) == (48, 12_112, 4_800)
@@ -104,9 +109,8 @@ def test_the_recorded_server_ends_in_the_recorded_facts() -> None:
 def test_two_of_the_recorded_looks_worked_out_by_hand() -> None:
     """Looks 12 and 18: 65 of 109 blocks in use; 2,862 then 3,543 prompt tokens, 25 then 177 generated, in 6.1937 s."""
     rows = recorded_metrics()
-    helper = __import__("attach_helpers")
     first, last = (min(range(80), key=lambda n: abs(rows[n][0] - t)) for t in (12.5327, 18.7264))
-    state = folded(helper.sample(n, rows[i][1], t_s=rows[i][0]) for n, i in ((1, first), (2, last)))
+    state = folded(sample(n, rows[i][1], t_s=rows[i][0]) for n, i in ((1, first), (2, last)))
     assert read_number(state, "pool.used_blocks").value == 59  # 0.5412844 of 109
     assert read_number(state, "queue.running").value == 11
     assert read_number(state, "cache.hit_rate").value == pytest.approx(1280 / 3543)
@@ -120,7 +124,8 @@ def test_two_of_the_recorded_looks_worked_out_by_hand() -> None:
 def record(tmp_path: Path, **options) -> tuple[Path, RunState]:
     """A recording of a server that stores three blocks, the canary among their tokens."""
     run, state = tmp_path / "run", RunState()
-    text = GOOD + b'vllm:cache_config_info{block_size="4",num_gpu_blocks="65"} 1.0\n'
+    text = GOOD + b"vllm:kv_cache_usage_perc 0.0\n"
+    text += b'vllm:cache_config_info{block_size="4",num_gpu_blocks="65"} 1.0\n'
     with FakeMetrics(Answer(text)) as fake, FakePublisher() as publisher:
         event = stored(1, 2, 3, size=4)
         event["token_ids"] = [CANARY] * 12
@@ -134,7 +139,7 @@ def record(tmp_path: Path, **options) -> tuple[Path, RunState]:
         follow(session, state, answers)
         while not attached(state).streams:
             publisher.publish()
-            follow(session, state, lambda state, until=time.monotonic() + 0.1: time.monotonic() > until)
+            wait(session, state)
         session.stop()
     return run, state
 

@@ -86,7 +86,9 @@ def test_the_history_of_a_block_is_every_decision_that_names_it(name, monkeypatc
     for number, events in enumerate(driver.steps(120)):
         for event in events:
             line.fold(event)
-            for decision in event.decisions if isinstance(event, StepEvent) else ():
+            if not isinstance(event, StepEvent):
+                continue
+            for decision in event.decisions:
                 fields = ring_of(decision)
                 for block in histories:
                     if block in fields:

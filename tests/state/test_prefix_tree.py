@@ -98,7 +98,7 @@ def assert_is_the_engines(tree: PrefixTree, engine: Engine, where: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_GROUP)
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_the_tree_is_that_of_the_engines_prefix_cache_after_every_step(name: str, seed: int) -> None:
     driver = Driver(seed, **CONFIGS[name])
@@ -108,7 +108,7 @@ def test_the_tree_is_that_of_the_engines_prefix_cache_after_every_step(name: str
 
 
 @pytest.mark.parametrize("name", ["paged", "tight", "block size 1", "two groups", "three groups", "window"])
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_runs_are_what_a_walk_over_every_block_counts(name: str, seed: int) -> None:
     driver = Driver(seed, **CONFIGS[name])
@@ -127,7 +127,7 @@ def above(tree: PrefixTree) -> dict[int | None, int | None]:
 
 
 @pytest.mark.parametrize("name", ["paged", "two groups", "three groups", "window"])
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_a_tree_kept_from_changes_is_one_built_at_once(name: str, seed: int) -> None:
     driver = Driver(seed, **CONFIGS[name])

@@ -48,15 +48,7 @@ def plain_code(pool: PoolState, blocks: list[int], look: str, published: list[bo
         glyph = "+" if highest > 9 else str(highest) if highest > 1 else "▫" if 2 * partly > len(used) else "▪"
     elif look == "heat" and most != FRESH:
         hits = [pool.uses[b] for b in blocks if published[b]]
-        glyph = (
-            glyph
-            if not hits and most != USED
-            else "+"
-            if hits and max(hits) > 9
-            else str(max(hits))
-            if hits
-            else ("+" if highest > 9 and False else "▪")
-        )
+        glyph = glyph if not hits else "+" if max(hits) > 9 else str(max(hits))
     elif look == "age" and most != FRESH:
         ages = [100 - pool.since_step[b] for b in blocks if pool.state[b] != FRESH and pool.since_step[b] >= 0]
         digit = next((n for n in range(10) if max(ages) < 2 ** (n + 1)), 10) if ages else None
@@ -127,11 +119,12 @@ async def test_in_the_order_of_eviction_what_goes_next_stands_first_and_the_curs
         await settled(pilot)
         await go(pilot, "2", "o")
         block_map = app.screen.query_one(BlockMap)
+        assert block_map.view.order is not None
         assert block_map.view.order.tolist()[:3] == [3, 4, 5]
         assert block_map.view.order.tolist()[-3:] == [2, 1, 0]
         text = screen_text(app)
         assert "order eviction (lru)" in text
-        assert "top left is taken next" in text
+        assert "next is top left" in text
         block_map.move_to(1)
         await settled(pilot)
         assert "after 1 other and 61 fresh" in screen_text(app)
@@ -155,7 +148,7 @@ async def test_a_policy_whose_order_is_not_known_is_left_out_and_says_so():
         assert "not reported: policy mine.py:key" in screen_text(app)
 
 
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 50)], ids=str)
+@pytest.mark.parametrize("size", [(60, 16), (120, 40)], ids=str)
 async def test_every_look_and_order_draws_at_every_size(size):
     app = app_with(recorded())
     async with app.run_test(size=size) as pilot:
@@ -192,6 +185,7 @@ async def test_the_history_goes_to_a_step_and_follows_a_block_through_time():
         app.screen.query_one(BlockMap).move_to(33)
         await settled(pilot)
         panel = app.screen.query_one(BlockHistoryPanel)
+        assert panel.history is not None
         while not panel.history.is_whole:
             await pilot.pause(0.05)
         steps = panel.steps()
@@ -221,5 +215,7 @@ async def test_a_map_that_fell_silent_puts_its_blocks_in_their_places(monkeypatc
         await settled(pilot, *recorded()[-60:])
         await pilot.pause(0.5)
         pool = app.state.pool
+        assert pool is not None
+        assert block_map.view.order is not None
         ages = [pool.since_step[b] for b in block_map.view.order.tolist() if pool.state[b] != FRESH]
         assert ages == sorted(ages)

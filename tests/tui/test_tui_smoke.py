@@ -32,7 +32,7 @@ def test_the_pool_is_shown_stepped_resumed_and_left_in_order(tmp_path: Path, exe
         screen.wait_for("paused   step 0", 90.0)
         screen.wait_for("256 blocks of 16 tokens")
         screen.press(b"2")
-        screen.wait_for("0 ..........")
+        screen.wait_for("0 . . . . .")
         screen.press(b"n")
         shown = screen.wait_for("r0")  # who holds the block under the cursor, which stands on the first one
         assert "paused" in shown

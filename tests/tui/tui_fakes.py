@@ -11,6 +11,18 @@ from textual.pilot import Pilot
 from kvtop.engine.events import Command, Event
 from kvtop.results.recording import read_frames
 from kvtop.tui.app import KvtopApp
+from kvtop.tui.device_watch import Device
+
+
+class FakeDevices:
+    """A host without a GPU, at rest."""
+
+    def latest(self) -> Device:
+        gib = 1 << 30
+        return Device(None, "driver not loaded", 12.5, 5 * gib, 16 * gib, gib // 8, 3.0, 2 * gib, 97.0)
+
+    def stop(self) -> None:
+        pass
 
 
 class FakeSession:
@@ -43,7 +55,10 @@ def recorded() -> tuple[Event, ...]:
 
 def app_with(events: Iterable[Event] = (), **options) -> KvtopApp:
     """An application over a fake session that polls fast."""
-    return KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), **options)
+    app = KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), **options)
+    app.devices = FakeDevices()  # type: ignore[assignment]
+    app.feed.cpu_clock = lambda: 0.0
+    return app
 
 
 async def settled(pilot: Pilot, *events: Event) -> None:

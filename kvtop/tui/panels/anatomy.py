@@ -80,9 +80,9 @@ def _part(part: str, anatomy: Anatomy, width: int) -> Line:
     told = percent(share, 1)
     if anatomy.counts:
         told = f"{short(anatomy.counts[part])} gap{'s' * (anatomy.counts[part] != 1)}"
-    room = max(1, width - 18 - 9 - 12)
+    room = width - 39
     style = _STYLES.get(part, "text")
-    bar = "▪" * max(1, round(share * room))
+    bar = "▪" * max(1, round(share * room)) if room >= 6 else ""
     return [
         (f" {WORDS[part]:<17}", "soft"), (f"{duration(ns):>8} ", "text"), (f"{told:>10} ", "soft"), (bar, style),
     ]  # fmt: skip

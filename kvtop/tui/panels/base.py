@@ -107,7 +107,7 @@ class Panel(Vertical):
             rule = self.query_one(TitleRule)
             attached = self.frame.state.attached is not None
             note = self.attached_note(self.frame) if attached else self.note(self.frame)
-            rule.show(self.TITLE, self.QUESTION, note, self.has_focus_within)
+            rule.show(*self.heading(self.frame), note, self.has_focus_within)
 
 
 class TextPanel(Panel, can_focus=True):

@@ -173,7 +173,7 @@ def _since(state: RunState, step: int | None) -> Line:
     if step is None or step == NOT_KNOWN:
         return [("not reported", "soft")]
     passed = ago(state, step)
-    time: Line = [] if passed is None else [(f"{duration(passed)} ", "text")]
+    time: Line = [] if passed is None else [(f"{duration(passed)} " if passed else "now, ", "text")]
     return [*time, (f"since step {step:,}", "soft" if time else "text")]
 
 

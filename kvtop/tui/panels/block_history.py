@@ -22,15 +22,16 @@ class BlockHistoryPanel(Panel):
     """Every decision about one block that the ring still holds, newest first; Enter goes to that step."""
 
     TITLE = "History"
-    QUESTION = "what happened to it?"
+    QUESTION = "what happened?"
     HELP = """\
 Decisions about the block under the cursor, newest first: taken, found,
 shared, published, copied, released, evicted, with the step and for whom.
 Of an eviction: steps it was idle, and how often it was found. All are
 looked up in what the TUI keeps of the run (the last 15 minutes; all of a
-recording), a part with every frame; the title says how far that has got. What is after the cursor in time is left out. Enter takes every
-screen to that step. f follows the block: , and . then go from one of its
-decisions to the next, until f is pressed again."""
+recording), a part at a time; the title says from which step on. What is
+after the cursor in time is left out. Enter takes every screen to that
+step. f follows the block: , and . then go from one of its decisions to
+the next, until f is pressed again."""
 
     def __init__(self, view: BlockView) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ decisions to the next, until f is pressed again."""
             return what
         if history.is_whole and not history.first_step:
             return what
-        return [*what, (f"since step {history.first_step:,}{'' if history.is_whole else ' ...'}", "soft")]
+        return [*what, (f"from {history.first_step:,}{'' if history.is_whole else '...'}", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
         if self.history is None or self.history.ring is not frame.timeline.ring:

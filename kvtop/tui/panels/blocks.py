@@ -167,6 +167,6 @@ sequences that hold most of it are listed below."""
             last = min(grid.num_rows, self.map.top + shown)
             right = [(f"rows {self.map.top + 1:,}-{last:,} of {grid.num_rows:,}", "soft")]
         elif name == "eviction":
-            right = [("top left is taken next", "soft")]
+            right = [("next is top left", "soft")]
         settings.set_lines([cut(spread(line, right, width), width)])
         self.query_one("#legend", Lines).set_lines([cut(self._legend(frame), width)])

@@ -52,6 +52,10 @@ The strip is drawn from the very lines that w tells."""
             line += [(f"  {percent(strip.lost_ns, total)} lost to preemption", "warn")]
         return line
 
+    def show_frame(self, frame: Frame) -> None:
+        super().show_frame(frame)
+        self._show_title()  # how long it is, is known now
+
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         name = self._update(frame.state)
         strip = self._strip
@@ -122,7 +126,7 @@ def _row(phase: Phase, strip: Strip, track: int, width: int) -> Line:
     label: Line = [(f" {phase.kind:<{_LABEL}}", style if phase.kind == "preempted" else "soft")]
     room_after, room_before = track - start - length - 1, start - 1
     bar = (glyph * length, style)
-    if room_after >= min(len(words), 24) or room_after >= room_before:
+    if room_after >= len(words) or (room_after >= room_before and room_after >= 12):
         return [*label, (" " * start, ""), bar, (" ", ""), (fit(words, max(0, room_after)).rstrip(), "soft")]
     if max(room_after, room_before) < min(len(words), 12) and length > len(words) + 8:  # in the bar
         before = (length - len(words)) // 2 - 1

@@ -13,7 +13,7 @@ from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.panels.block import short_key
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean, fit, join_fitting, percent, plural, short, whole
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.widgets.lines import Line, width_of
 from kvtop.why.words import match_end
 
 CAUSES = {
@@ -94,8 +94,13 @@ def _of_request(frame: Frame, row: LookupRow, width: int) -> list[Line]:
             (f" ({percent(found, prompt)})", "soft"), ("  computed ", "soft"), (whole(prompt - found), "text"),
         ],
     ]  # fmt: skip
+    if width_of(lines[0]) + width_of(lines[1]) + 3 <= width:
+        lines = [[*lines[0], ("   ", ""), *lines[1]]]
     told = match_end(row.reason, found, prompt, row.other or None, row.age_steps, size).removeprefix("prefix: ")
-    lines += [[(part, "text")] for part in _wrapped(clean(told), width)]
+    lines += [[(part, "text")] for part in _wrapped(clean(told.partition(" in the cache: ")[2] or told), width)]
+    if row.reason not in ("last_token", "cache_off", "prompt_logprobs"):
+        at_start = row.parent_key is None and row.reason == "never_seen"
+        lines.append(_others(sharing_cause(state.cache.lookups, row), at_start, width))
     where: Line = []
     if row.parent_key is not None:
         where += [("behind ", "soft"), (short_key(row.parent_key), "text")]
@@ -107,9 +112,6 @@ def _of_request(frame: Frame, row: LookupRow, width: int) -> list[Line]:
     regretted = sum(regret.tokens for regret in state.cache.regrets if regret.seq_id == row.seq_id)
     if regretted:
         lines.append([("computed again because of evictions ", "soft"), (f"{whole(regretted)} tokens", "warn")])
-    if row.reason not in ("last_token", "cache_off", "prompt_logprobs"):
-        at_start = row.parent_key is None and row.reason == "never_seen"
-        lines.append(_others(sharing_cause(state.cache.lookups, row), at_start, width))
     if row.reason in _HINTS:
         lines += [[(part, "soft")] for part in _wrapped(_HINTS[row.reason], width)]
     return lines

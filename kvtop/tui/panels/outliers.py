@@ -39,7 +39,8 @@ it. Enter leads to the request; of a gap it takes every screen to that step."""
         found = self.analysis.outliers if self.analysis is not None else []
         self._rows = {f"{one.lead[0]} {one.lead[1]} {one.name} {one.value_ns}": one for one in found}
         table = self.query_one(LineTable)
-        table.empty_text = "nothing in the last 60 s"
+        attached = frame.state.attached is not None
+        table.empty_text = "not reported: servers do not tell single ones" if attached else "nothing in the last 60 s"
         table.set_rows(list(self._rows), lambda row_id: _cells(self._rows.get(row_id)))
 
     @on(LineTable.Opened)

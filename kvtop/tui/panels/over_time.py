@@ -31,7 +31,7 @@ m mark        , and . lead from one to the next"""
 
     def note(self, frame: Frame) -> Line:
         found = self.analysis
-        return [] if found is None else [(f"{found.metric.title}  ", "text"), ("p50", "itl"), (" p95", "ttft")]
+        return [] if found is None else [(f"{found.metric.title}  ", "text"), ("█ p50", "itl"), ("  ░ p95", "ttft")]
 
     def lines_of(self, found: Analysis, frame: Frame, width: int, height: int) -> list[Line]:
         columns = max(1, width - _LABEL - 1)
@@ -61,13 +61,14 @@ def _percentiles(found: Analysis, start_ns: int, span_ns: int, columns: int) -> 
 
 
 def _cells(p50: list[float], p95: list[float], top: float, row: int, rows: int) -> Line:
-    """One row of the chart, runs of one style together."""
+    """One row of the chart, runs of one style together: full up to p50, shaded from there to p95."""
 
     def cell(low: float, high: float) -> tuple[str, str]:
-        level = max(1, round(high / top * rows * 8)) if high and top else 0
-        inner = round(low / top * rows * 8) if top else 0
-        glyph = BARS[max(0, min(8, level - 8 * row))]
-        return ("itl" if inner - 8 * row >= 4 else "ttft"), glyph
+        inner, outer = (max(1, round(value / top * rows * 8)) if value and top else 0 for value in (low, high))
+        inner, outer = inner - 8 * row, outer - 8 * row
+        if inner > 0:
+            return "itl", BARS[min(8, inner)]
+        return "ttft", "░" if outer >= 4 or (outer > 0 and inner == 0) else " "
 
     cells = [cell(low, high) for low, high in zip(p50, p95, strict=True)]
     return [("".join(glyph for _, glyph in run), style) for style, run in groupby(cells, key=lambda pair: pair[0])]

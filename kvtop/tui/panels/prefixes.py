@@ -62,7 +62,7 @@ saved    tokens that were found here instead of computed, since its blocks
          were published: for each block, its hits times its tokens
 readers  requests that hold it now
 hits     requests that found it (its publisher is not counted)
-last     when it was last found or released
+last     when it was last found or released; #9: in step 9, long ago
 of pool  its blocks, of all blocks
 +below   tokens and saved, with everything below it
 Rows say dead where nobody reads or ever found them again: memory that
@@ -122,10 +122,10 @@ by it is not counted, what is wanted of it again stands under Regrets."""
         if pool is None or not tree.num_published:
             return []
         runs, size = tree.runs, pool.block_size
-        dead = int(runs.never_hit.sum())
+        dead, roomy = int(runs.never_hit.sum()), self.size.width >= 100
         return [
             (plural(len(runs), "run"), "text"), (" of ", "soft"), (plural(tree.num_published, "block"), "text"),
-            (f" ({percent(tree.num_published, pool.num_blocks)} of the pool)", "soft"),
+            (f" ({percent(tree.num_published, pool.num_blocks)} of the pool)" if roomy else "", "soft"),
             ("   saved ", "soft"), (f"{short(int(runs.saved.sum()) * size)} tokens", "good"),
             ("   never found ", "soft"), (f"{plural(dead, 'block')} ({percent(dead, int(runs.length.sum()))})", "warn"),
         ]  # fmt: skip

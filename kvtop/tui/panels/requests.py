@@ -137,6 +137,8 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
     def _nothing(self, frame: Frame, num_rows: int) -> str:
         if num_rows:
             return "no request is like that"
+        if frame.state.attached is not None:
+            return "not reported: servers do not tell single requests"
         return "no requests yet" if frame.state.status in ("starting", "running") else "no requests"
 
     def _marks(self) -> dict[int, str]:

@@ -14,38 +14,44 @@ from kvtop.tui.stats import levels, means, rates
 from kvtop.tui.text import duration, fit, short
 from kvtop.tui.widgets.lines import Line
 
-_LABEL = 11
+_LABEL = 12
+
+
+Values = Callable[[RunState, int, int, int], list[float]]
+"""Of a state until now, so many, each of so many ns."""
+
+_SLOTS_NS = tuple(int(seconds * 1e9) for seconds in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600))
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One quantity, a value a second."""
+    """One quantity, a value a column."""
 
     name: str
     style: str
-    values: Callable[[RunState, int, int], list[float]]  # state, now, how many
+    values: Values
     top: Callable[[float], str] = short
 
 
-def _level(column: Callable[[History], deque[int]]) -> Callable[[RunState, int, int], list[float]]:
-    return lambda state, now_ns, count: levels(state.history, column(state.history), now_ns, count)
+def _level(column: Callable[[History], deque[int]]) -> Values:
+    return lambda state, now_ns, count, slot_ns: levels(state.history, column(state.history), now_ns, count, slot_ns)
 
 
-def _hits(state: RunState, now_ns: int, count: int) -> list[float]:
-    """Share of the prompt tokens looked up in each second that were found."""
+def _hits(state: RunState, now_ns: int, count: int, slot_ns: int) -> list[float]:
+    """Percentage of the prompt tokens looked up in each column that were found."""
     points = state.lookups.points
-    asked = means(deque((t, prompt, 1) for t, prompt, *_ in points), now_ns, count)
-    found = means(deque((t, hit, 1) for t, _, hit, *_ in points), now_ns, count)
+    asked = means(deque((t, prompt, 1) for t, prompt, *_ in points), now_ns, count, slot_ns)
+    found = means(deque((t, hit, 1) for t, _, hit, *_ in points), now_ns, count, slot_ns)
     return [100 * f / a if a else 0.0 for a, f in zip(asked, found, strict=True)]
 
 
 TRACKS: tuple[Track, ...] = (
     Track("used blocks", "usedchart", _level(lambda h: h.used)),
     Track("waiting", "warn", _level(lambda h: h.waiting)),
-    Track("TTFT", "ttft", lambda s, now, n: means(s.ttft.points, now, n), duration),
+    Track("TTFT", "ttft", lambda s, *columns: means(s.ttft.points, *columns), duration),
     Track("hit %", "idle", _hits),
-    Track("evictions", "soft", lambda s, now, n: rates(s.history, s.history.evictions, now, n)),
-    Track("ITL", "itl", lambda s, now, n: means(s.itl.points, now, n), duration),
+    Track("evictions", "soft", lambda s, *columns: rates(s.history, s.history.evictions, *columns)),
+    Track("ITL", "itl", lambda s, *columns: means(s.itl.points, *columns), duration),
 )
 
 
@@ -55,12 +61,20 @@ class TracksPanel(ComparePanel):
     TITLE = "On one clock"
     QUESTION = "when did they differ?"
     HELP = """\
-A column is a second of virtual time, newest right, the same second in both.
-Both runs of a row have one scale: its largest value stands at the left.
-used blocks, waiting   at the end of the second
-TTFT, ITL              mean of the second (of the last 60)
-hit %                  prompt tokens found / looked up in it (of the last 60)
-evictions              in that second"""
+A column is the same stretch of time in both runs, newest right; how long it
+is stands in the title. Both runs of a row have one scale: its largest value
+stands at the left.
+used blocks, waiting   at the end of the column
+TTFT, ITL              mean of it; of the last 60 s
+hit %                  prompt tokens found / looked up in it; of the last 60 s
+evictions              in it"""
+
+    def note(self, frame: Frame) -> Line:
+        pair = self.pair()
+        if pair is None:
+            return []
+        now_ns = max(lane.timeline.view.t_ns for lane in pair)
+        return [(f"a column is {_slot(now_ns, _columns(self.size.width)) / 1e9:g} s", "text")]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         pair = self.pair()
@@ -75,17 +89,26 @@ evictions              in that second"""
         return out[:height]
 
 
+def _columns(width: int) -> int:
+    return max(1, width - _LABEL - 11)
+
+
+def _slot(now_ns: int, columns: int) -> int:
+    """The whole run so far in the columns, as far as that goes."""
+    return next((slot for slot in _SLOTS_NS if slot * columns >= now_ns), _SLOTS_NS[-1])
+
+
 def _track(
     track: Track, states: Sequence[RunState], names: Sequence[str], now_ns: int, width: int, rows: int
 ) -> list[Line]:
-    columns = max(1, width - _LABEL - 11)
-    values = [track.values(state, now_ns, columns) for state in states]
+    columns = _columns(width)
+    values = [track.values(state, now_ns, columns, _slot(now_ns, columns)) for state in states]
     top = max(max(own) for own in values)
     out: list[Line] = []
     for place, (name, own) in enumerate(zip(names, values, strict=True)):
         drawn = bar_chart(own, columns, rows, top or None)
         for row, cells in enumerate(drawn):
-            label = fit(track.name, _LABEL) if place == row == 0 else " " * _LABEL
+            label = fit(f" {track.name}", _LABEL) if place == row == 0 else " " * _LABEL
             scale = fit(track.top(top), 7, "right") if place == row == 0 and top else " " * 7
             mark = f" {name} " if row == 0 else "   "
             out.append([(f"{label}{scale}", "soft"), (mark, "key"), (cells, track.style)])

@@ -41,7 +41,7 @@ class Scrubber(Lines):
 
     def show(self, timeline: Timeline) -> None:
         first, last = timeline.first_ns, max(timeline.live.t_ns, timeline.first_ns + 1)
-        left: Line = [(f" -{duration(last - first)} ", "faint")]
+        left: Line = [(f" -{duration(timeline.live.t_ns - first)} ", "faint")]
         right = self._right(timeline)
         length = self.size.width - width_of(left) - width_of(right)
         if length < 8:

@@ -1,0 +1,170 @@
+"""The TUI on attached servers: what each screen may claim, and that nothing a server says gets out of its place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from attach_helpers import SERVER, attached, gauge, histogram, sample, silence, take
+from fake_server import recorded_messages, recorded_metrics
+
+from kvtop.attach.kv_tracker import KvTracker
+from kvtop.engine.events import Command, Event, RunStarted
+from kvtop.tui.app import KvtopApp
+from kvtop.tui.attached import range_text
+from kvtop.tui.export import screen_text
+
+MANIFEST = {"executor": "attached", "clock": "virtual", "workload": SERVER, "interval_ns": 1_000_000_000}
+
+
+class Fed:
+    """A session that hands out what it is given."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events, self.ended = [RunStarted(run_id="x", manifest=MANIFEST), *events], False
+
+    def poll(self, timeout_s: float = 0.0) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def send(self, command: Command) -> None:
+        raise AssertionError("an attached server is sent nothing")
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        pass
+
+
+def recorded(until_s: float) -> list[Event]:
+    """What was seen of the recorded server in its first seconds."""
+    tracker, events = KvTracker(109), list[Event]()
+    moments = [*recorded_metrics(), *((t_s, frames) for t_s, frames in recorded_messages())]
+    for t_s, what in sorted(moments, key=lambda moment: moment[0]):
+        if t_s > until_s:
+            break
+        if isinstance(what, str):
+            events.append(sample(len(events) + 1, what, t_s=t_s))
+        else:
+            take(tracker, what)
+            events += tracker.drain(len(events) + 1, int(t_s * 1e9))
+    return events
+
+
+def seen(
+    events: list[Event],
+    *keys: str,
+    size: tuple[int, int] = (120, 40),
+    check: Callable[[KvtopApp], None] = lambda app: None,
+) -> str:
+    """The screen after ``keys``."""
+
+    async def look() -> str:
+        app = KvtopApp(Fed(events), hz=50.0)
+        async with app.run_test(size=size) as pilot:
+            for _ in range(200):
+                await pilot.pause(0.01)
+                if app.timeline.live.attached is not None and not app.feed.behind:
+                    break
+            for key in keys:
+                await pilot.press(key)
+            await pilot.pause(0.05)
+            app.tick()
+            await pilot.pause(0.05)
+            check(app)
+            return screen_text(app.screen)
+
+    return asyncio.run(asyncio.wait_for(look(), 30))
+
+
+def test_the_overview_says_how_true_each_figure_is() -> None:
+    text = seen(recorded(60))
+    assert "ATTACHED" in text
+    body = [text for t_s, text in recorded_metrics() if t_s <= 60][-1]
+    line = next(line for line in body.splitlines() if line.startswith("vllm:kv_cache_usage_perc"))
+    used = round(float(line.split()[-1]) * 109)
+    for part in (f"{used} blocks  exact", "events", "bucket", "estimate", "n/a"):
+        assert part in text, part
+    assert "not reported: servers do not tell who" in text
+    assert "no pool yet" not in text
+
+
+def test_without_events_the_block_map_says_what_would_give_it() -> None:
+    text = seen([event for event in recorded(20) if type(event).__name__ == "Sample"], "2")
+    assert "kvtop needs --kv-events" in text
+
+
+def test_with_events_the_block_map_is_called_logical() -> None:
+    text = seen(recorded(60), "2")
+    assert "logical blocks, from events" in text
+    assert "cached (in use or not is not reported)" in text
+    assert "held by nobody" not in text
+    assert "nobody holds a block" not in text
+
+
+def test_a_server_that_is_silent_dims_its_figures_with_their_age() -> None:
+    events = [*recorded(20), silence(999, "bad response: HTML, not Prometheus text", t_s=31)]
+    text = seen(events)
+    assert "stale 11 s" in text or "stale 12 s" in text
+    assert "bad response: HTML, not Prometheus text" in text
+    assert "exact" not in text
+
+
+def test_pausing_stepping_and_breakpoints_are_not_offered() -> None:
+    """``Fed.send`` fails on any command."""
+    text = seen(recorded(20), "p", "n", "b", "N")
+    assert "Stop at" not in text
+    assert " p pause" not in text
+
+
+def test_looks_can_be_stepped_through_as_steps_are() -> None:
+    def check(app: KvtopApp) -> None:
+        assert not app.timeline.at_live
+        assert app.timeline.view.step == app.timeline.live.step - 3
+        assert app.timeline.view.attached is not None
+        assert attached(app.timeline.view).num_stored <= attached(app.timeline.live).num_stored
+
+    seen(recorded(30), "left_square_bracket", "left_square_bracket", "left_square_bracket", check=check)
+
+
+@pytest.mark.parametrize("key", ["1", "2", "4", "5", "8"])
+@pytest.mark.parametrize("size", [(80, 24), (200, 50), (60, 16), (20, 5)])
+def test_every_screen_draws_at_every_size(key: str, size: tuple[int, int]) -> None:
+    assert seen(recorded(40), key, size=size).strip()
+
+
+NASTY = ("[/]", "[red]x", "[link=http://x]y", "\x1b]0;pwned\x07", "\x9b31m", "a\rb", "\u202eevil", "z\u200bw")
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_what_a_server_calls_itself_is_shown_as_text_and_nothing_else(name: str) -> None:
+    text = gauge("vllm:num_requests_running", 2, engine="0", model_name=name)
+    events: list[Event] = [sample(1, text), sample(2, text), silence(3, f"HTTP 302: moved to {name}", t_s=9)]
+    shown = seen(events, "8")
+    assert not any(c in shown for c in "\x1b\x9b\x07\r\u202e\u200b")
+    if name.startswith("["):
+        assert name in shown
+
+
+def test_wide_names_do_not_break_a_line() -> None:
+    from rich.cells import cell_len
+
+    text = gauge("vllm:num_requests_running", 2, engine="0", model_name="模型👩‍👩‍👧🏽é")
+    shown = seen([sample(1, text), sample(2, text)])
+    assert all(cell_len(line) <= 120 for line in shown.splitlines())
+
+
+def test_ranges_are_written_with_the_bounds_the_server_chose() -> None:
+    assert range_text(0, 0.3e9) == "<=300 ms"
+    assert range_text(1e9, 2.5e9) == "1-2.5 s"
+    assert range_text(0.75e9, 1e9) == "0.75-1 s"
+    assert range_text(60e9, None) == ">60 s"
+
+
+def test_a_quantile_is_printed_as_a_range_and_few_samples_as_their_number() -> None:
+    first = histogram("vllm:time_to_first_token_seconds", {"0.3": 0, "60": 0, "+Inf": 0})
+    last = histogram("vllm:time_to_first_token_seconds", {"0.3": 3, "60": 3, "+Inf": 3})
+    text = seen([sample(1, first), sample(2, last)])
+    assert "TTFT" in text
+    row = next(line for line in text.splitlines() if "TTFT" in line)
+    assert "<=300ms" in row
+    assert row.count("- ") + row.count("-\n") >= 1  # no p95, no p99

@@ -1,0 +1,82 @@
+"""kvtop serve: loopback only, the command it starts for each page, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+import types
+
+import pytest
+
+from kvtop.cli.main import main
+from kvtop.cli.terminal import can_open_tui
+from kvtop.tui.terminal import check_terminal
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Arguments of the servers that were started, in place of starting them."""
+    started: list[dict] = []
+
+    class Server:
+        def __init__(self, command: str, **options) -> None:
+            started.append({"command": shlex.split(command), **options})
+
+        def serve(self) -> None:
+            started[-1]["served"] = True
+
+    package, module = types.ModuleType("textual_serve"), types.ModuleType("textual_serve.server")
+    module.Server = Server  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "textual_serve", package)
+    monkeypatch.setitem(sys.modules, "textual_serve.server", module)
+    return started
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], ["live"]),
+        (["replay", "a b"], ["replay", "a b"]),
+        (["--", "live", "-p", "lpm"], ["live", "-p", "lpm"]),
+    ],
+)
+def test_it_listens_on_loopback_and_starts_the_command_for_each_page(served, words, command):
+    number = free_port()
+    assert main(["serve", "--port", str(number), *words]) == 0
+    (server,) = served
+    assert server["host"] == "127.0.0.1"
+    assert server["port"] == number
+    assert server["command"] == [sys.executable, "-m", "kvtop", *command]
+    assert server["served"]
+
+
+def test_a_port_in_use_and_a_wrong_command_are_one_line(served, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "cannot be used" in capsys.readouterr().err
+    assert main(["serve", "bench"]) == 2
+    assert "live" in capsys.readouterr().err
+    assert main(["serve", "--port", "0"]) == 2
+    assert served == []
+
+
+def test_without_the_package_it_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "textual_serve", None)
+    monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    assert main(["serve"]) == 2
+    assert "pip install 'kvtop[serve]'" in capsys.readouterr().err
+
+
+def test_a_page_counts_as_a_terminal(monkeypatch):
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+    assert can_open_tui()
+    check_terminal()
