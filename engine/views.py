@@ -54,11 +54,17 @@ def normalise_extra(extra: ExtraKey | None, request_id: str) -> tuple[tuple[str,
     return tuple(sorted(extra.items()))
 
 
+def _waits_for(seq: Sequence, head_of_line: Sequence | None) -> tuple[WaitReason | None, str | None]:
+    """Why ``seq`` waits, and for whom; None where it does not."""
+    if seq.state not in QUEUED:
+        return None, None
+    if head_of_line is not None and head_of_line is not seq and not seq.candidates:
+        return WaitReason.HEAD_OF_LINE, head_of_line.seq_id
+    return seq.wait_reason, seq.wait_blocker
+
+
 def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
-    reason, blocker = seq.wait_reason, seq.wait_blocker
-    waiting = seq.state in QUEUED
-    if waiting and head_of_line is not None and head_of_line is not seq and not seq.candidates:
-        reason, blocker = WaitReason.HEAD_OF_LINE, head_of_line.seq_id
+    reason, blocker = _waits_for(seq, head_of_line)
     return RequestView(
         request_id=seq.seq_id,
         state=seq.state,
@@ -82,8 +88,8 @@ def request_view(seq: Sequence, head_of_line: Sequence | None) -> RequestView:
             t_done_ns=seq.t_done_ns,
         ),
         finish_reason=seq.finish_reason,
-        wait_reason=reason if waiting else None,
-        wait_blocker=blocker if waiting else None,
+        wait_reason=reason,
+        wait_blocker=blocker,
         miss_reason=seq.request.miss_reason,
         block_tables=tuple(map(tuple, seq.block_tables)),
         text=None if seq.text is None else seq.text.text,
@@ -234,7 +240,8 @@ def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, ste
 
 
 def _sequence_row(seq: Sequence, scheduler: Scheduler) -> SequenceRow:
-    view = request_view(seq, scheduler.head_of_line)
+    # No view: that copies the tokens, and an overloaded engine has a hundred million of them waiting.
+    reason, blocker = _waits_for(seq, scheduler.head_of_line)
     return SequenceRow(
         seq_id=seq.seq_id,
         request_id=seq.request.request_id,
@@ -246,8 +253,8 @@ def _sequence_row(seq: Sequence, scheduler: Scheduler) -> SequenceRow:
         cached_tokens=seq.cached_tokens,
         num_preemptions=seq.num_preemptions,
         block_table=list(seq.block_table),
-        wait_reason=view.wait_reason.value if view.wait_reason else "",
-        wait_blocker=view.wait_blocker or "",
+        wait_reason=reason.value if reason else "",
+        wait_blocker=blocker or "",
         t_sched_ns=seq.request.t_sched_ns,
         t_submit_ns=seq.request.t_submit_ns,
         t_first_token_ns=seq.t_first_token_ns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,25 @@ if TYPE_CHECKING:
     import polars as pl
 
 _S = 1_000_000_000
+ASKED_COLUMNS = (
+    "req_index", "n", "priority", "tenant", "class", "prompt_tokens", "requested_output_tokens", "session_id", "turn",
+    "parent_request_id", "shared_prefix_tokens", "t_sched_ns",
+)  # fmt: skip
+
+
+def asked(rows: list[dict[str, Any]]) -> str:
+    """SHA-256 (hex) of what was asked for and when, whatever the tokens' ids.
+
+    The workload's own hash holds the seed, on which token ids depend: it differs between two seeds of a recorded trace,
+    although nothing but the ids does. When a turn that waited for an answer is due follows from the run.
+    """
+    digest = hashlib.sha256()
+    for row in sorted(rows, key=lambda row: row["req_index"]):
+        values = {name: row[name] for name in ASKED_COLUMNS}
+        if values["parent_request_id"] is not None:
+            del values["t_sched_ns"]
+        digest.update(repr(values).encode())
+    return digest.hexdigest()
 
 
 def window_of(steps: pl.DataFrame) -> Window | None:

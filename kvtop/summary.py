@@ -18,7 +18,7 @@ from kvtop.engine.errors import KvtopError
 from kvtop.hits import HitLoss
 from kvtop.load_rates import Load, load_of
 from kvtop.results.window import PHASES, WARMUP, Window, phases
-from kvtop.run_measures import duration, hit_rates, peak, throughput, window_of
+from kvtop.run_measures import ASKED_COLUMNS, asked, duration, hit_rates, peak, throughput, window_of
 from kvtop.slo import Goodput, Slo, goodput
 from kvtop.stats import Distribution, ratio
 from kvtop.token_times import emissions, gaps_by_class
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _REQUEST_COLUMNS = (
     "req_index", "request_id", "status", "prompt_tokens", "output_tokens", "t_sched_ns", "t_submit_ns", "t_done_ns",
     "t_first_token_ns", "lag_ns", "ttft_ns", "ttft_submit_ns", "tpot_ns", "e2e_ns", "itl_max_ns", "queue_total_ns",
-    "hit_tokens", "host_hit_tokens", "ideal_hit_tokens", "shared_prefix_tokens", "miss_reason", "num_preemptions",
-    "class",
+    "hit_tokens", "host_hit_tokens", "ideal_hit_tokens", "miss_reason", "num_preemptions",
 )  # fmt: skip
 _MEASURED = ("ok", "cutoff")  # whose emitted tokens count for TTFT and ITL
 _STEP_COLUMNS = ("t_start_ns", "t_done_ns", "used_blocks", "evictions", "preemptions", "num_running", "output_tokens")
@@ -103,9 +102,10 @@ class RunSummary:
     evictions: int
     peak_used_blocks: int | None
     num_blocks: int | None
+    asked: str  # the same for the same requests, token ids aside
     goodput: Goodput | None = None  # None: no objectives were given
     classes: dict[str, ClassLatency] = field(default_factory=dict)  # empty where all requests are of one class
-    samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind ttft, itl, tpot, e2e and queue
+    samples: dict[str, list[float]] = field(default_factory=dict, repr=False)  # ns, behind the distributions
     requests: list[RequestTimes] = field(default_factory=list, repr=False)  # by intended arrival
 
     @property
@@ -138,8 +138,12 @@ class RunSummary:
         }
 
 
-def load_run(run_dir: Path, *, slo: Slo | None = None, selection: Selection = EVERYTHING) -> RunSummary:
+def load_run(
+    run_dir: Path, *, slo: Slo | None = None, selection: Selection = EVERYTHING, gaps: bool = True
+) -> RunSummary:
     """Summarise one run directory. With ``slo`` its requests are judged, whatever its manifest says.
+
+    Without ``gaps`` the recording is not read, which is most of the work, and ITL stays empty.
 
     Raises:
         UsageError: not a run's directory, or a run that is still going.
@@ -154,21 +158,27 @@ def load_run(run_dir: Path, *, slo: Slo | None = None, selection: Selection = EV
     except pl.exceptions.PolarsError as error:  # the tables of a killed run are made here, and the disk may refuse
         raise KvtopError(f"{run_dir}: its tables cannot be made ({str(error).splitlines()[0]})") from None
     try:
-        rows = _rows(run.requests, _REQUEST_COLUMNS).to_dicts()
+        rows = _rows(run.requests, tuple(dict.fromkeys((*_REQUEST_COLUMNS, *ASKED_COLUMNS)))).to_dicts()
         steps = _rows(run.steps, _STEP_COLUMNS)
     except KvtopError as error:
         raise KvtopError(f"{run_dir}: {error}") from None
-    return _summarise(run_dir, run, rows, steps, slo, selection)
+    return _summarise(run_dir, run, rows, steps, slo, selection, gaps)
 
 
 def _summarise(
-    run_dir: Path, run: Run, rows: list[dict[str, Any]], steps: pl.DataFrame, slo: Slo | None, selection: Selection
+    run_dir: Path,
+    run: Run,
+    rows: list[dict[str, Any]],
+    steps: pl.DataFrame,
+    slo: Slo | None,
+    selection: Selection,
+    with_gaps: bool,
 ) -> RunSummary:
     manifest, window = run.manifest, window_of(steps)
     kept = _select(rows, window, selection, manifest)
     ok = [row for row in kept if row["status"] == "ok"]
     classes = {row["request_id"]: row["class"] or "" for row in kept if row["status"] in _MEASURED}
-    found = emissions(run, {row["req_index"]: row["request_id"] for row in rows})
+    found = emissions(run, {row["req_index"]: row["request_id"] for row in rows}) if with_gaps else None
     gaps = {} if found is None else gaps_by_class(found, classes)
     samples = {
         "ttft": _known(kept, "ttft_ns", _MEASURED),
@@ -195,6 +205,7 @@ def _summarise(
         evictions=int(steps["evictions"].sum()),
         peak_used_blocks=peak(steps, "used_blocks"),
         num_blocks=manifest.get("num_blocks"),
+        asked=asked(rows),
         goodput=None if slo is None else goodput(kept, slo, duration_ns),
         classes=_classes(kept, gaps),
         samples=samples,

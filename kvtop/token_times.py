@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvtop.engine.events import StepEvent
+import msgspec
+
 from kvtop.results.recording import read_frames
 
 if TYPE_CHECKING:
     from kvtop.results.load import Run
+
+
+class _Emitted(msgspec.Struct):
+    """Of any event what tells when tokens came; the decisions of a step, most of what it holds, are passed over."""
+
+    t_done_ns: int | None = None
+    emitted: list[tuple[str, int]] = []
+
+
+_decode_emitted = msgspec.msgpack.Decoder(list[_Emitted]).decode
 
 Emission = tuple[Any, str, int, int]
 """(sequence, request id, end of the step in ns, tokens of it)"""
@@ -28,14 +39,13 @@ def emissions(run: Run, request_ids: Mapping[int, str]) -> Iterator[Emission] | 
 
 
 def _recorded(frames: Any, request_ids: set[str]) -> Iterator[Emission]:
-    for events in read_frames(frames):
-        for event in events:
-            if isinstance(event, StepEvent):
-                for sequence, num_tokens in event.emitted:
-                    # branch k of request "a" is the sequence "a#k"
-                    request = sequence if sequence in request_ids else sequence.rpartition("#")[0]
-                    if num_tokens:
-                        yield sequence, request, event.t_done_ns, num_tokens
+    for emitted in read_frames(frames, decode=_decode_emitted):
+        for event in emitted:
+            for sequence, num_tokens in event.emitted:
+                # branch k of request "a" is the sequence "a#k"
+                request = sequence if sequence in request_ids else sequence.rpartition("#")[0]
+                if num_tokens:
+                    yield sequence, request, event.t_done_ns or 0, num_tokens
 
 
 def _tabled(tokens: Any, request_ids: Mapping[int, str]) -> Iterator[Emission]:
@@ -54,7 +64,13 @@ def gaps_by_class(found: Iterator[Emission], classes: Mapping[str, str]) -> dict
     last: dict[Any, int] = {}
     for sequence, request, t_ns, num_tokens in found:
         before, last[sequence] = last.get(sequence), t_ns
-        if before is not None and request in classes:
-            # k tokens in one step make k gaps of gap / k: their sum stays last - first
-            gaps.setdefault(classes[request], []).extend([(t_ns - before) / num_tokens] * num_tokens)
+        if before is None or (klass := classes.get(request)) is None:
+            continue
+        values = gaps.get(klass)
+        if values is None:
+            values = gaps[klass] = []
+        if num_tokens == 1:
+            values.append(float(t_ns - before))
+        else:  # k tokens in one step make k gaps of gap / k: their sum stays last - first
+            values += [(t_ns - before) / num_tokens] * num_tokens
     return gaps

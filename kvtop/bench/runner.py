@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from kvtop.bench.points import point_label
 from kvtop.bench.progress import Progress
 from kvtop.engine.errors import KvtopError
@@ -164,7 +166,8 @@ def _begin(index: int, point: Point, force: bool, make_session: MakeSession) -> 
                 check_not_in_use(run_dir)
                 shutil.rmtree(run_dir)
             prepare_run_dir(run_dir)
-        session = make_session(spec)
+        # Only a progress line comes of the events, unless somebody brought a session that makes more of them.
+        session = make_session(msgspec.structs.replace(spec, brief=make_session is RunSession))
         session.start()
     except (KvtopError, OSError) as error:
         return point.outcome("failed", str(error), getattr(error, "exit_code", 1))

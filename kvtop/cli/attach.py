@@ -24,7 +24,7 @@ EXAMPLES = """
 kvtop attach http://127.0.0.1:8000
 kvtop attach gpu1:8000 gpu2:8000 --interval 2
 kvtop attach http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557 --kv-replay tcp://127.0.0.1:5558
-kvtop attach http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557 --record monday --seconds 3600 < /dev/null
+kvtop attach http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557 --record monday --seconds 3600
 """
 LINE_EVERY_S = 5.0
 

@@ -63,7 +63,7 @@ def report_outcome(place: str, outcome: Outcome, where: str | None = None, *, qu
     if outcome.status == "interrupted" and not (outcome.run_dir is not None and outcome.run_dir.is_dir()):
         return True  # while it was loading: there is nothing to tell
     try:
-        summary = load_run(outcome.run_dir) if outcome.run_dir is not None else None
+        summary = load_run(outcome.run_dir, gaps=False) if outcome.run_dir is not None else None
     except KvtopError as error:
         print(f"kvtop: {outcome.label}: {error}", file=sys.stderr)
         return False

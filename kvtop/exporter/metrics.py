@@ -126,9 +126,13 @@ def _saved(totals: Totals, state: RunState) -> int | None:
 
 
 def _waiting(state: RunState) -> Counter[str]:
-    """Sequences by why they wait. Copied in one call: another thread may be folding."""
-    waiting = [seq for seq in list(state.sequences.values()) if seq.state != "running"]
-    return Counter(state.wait_reason(seq)[0] or "not_looked_at" for seq in waiting)
+    """Sequences by why they wait, and requests that no step has seen. Containers are copied in one call: another
+    thread may be folding."""
+    sequences, arrived = list(state.sequences.values()), list(state.arrivals)
+    waiting = Counter(state.wait_reason(seq)[0] or "not_looked_at" for seq in sequences if seq.state != "running")
+    known = {seq.request_id for seq in sequences}
+    waiting["not_looked_at"] += sum(request_id not in known for request_id in arrived)
+    return waiting
 
 
 def _waiting_by_reason(totals: Totals, state: RunState) -> list[Sample]:
@@ -187,7 +191,8 @@ def _parts(totals: Totals, state: RunState) -> list[Sample]:
 
 _VLLM = (
     Metric("vllm:num_requests_running", "gauge", "Sequences in the batch of the last step.", _step("num_running")),
-    Metric("vllm:num_requests_waiting", "gauge", "Sequences in the queue after the last step.", _step("num_waiting")),
+    Metric("vllm:num_requests_waiting", "gauge", "Sequences that wait, and requests no step has seen yet.",
+           _one(lambda t, s: _waiting(s).total())),
     Metric("vllm:num_requests_waiting_by_reason", "gauge",
            "Waiting sequences: capacity (blocks, seats, budget, or behind one of those), deferred (the rest).",
            _vllm_waiting),

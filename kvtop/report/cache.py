@@ -25,6 +25,7 @@ PARTS = (
 ALWAYS = ("lru", "opt")
 """Policies with a curve besides the run's own: the usual one and the bound. The others take most of the time."""
 
+HEIGHT = 240
 MAX_CURVE_REQUESTS = 20_000
 """Of a longer trace the curves take minutes; `kvtop trace hit-rate` draws them."""
 
@@ -191,9 +192,9 @@ def _curve_spec(plot: CurvePlot, pools: list[int]) -> Spec:
         "layer": [
             {"mark": {"type": "rule", "strokeDash": [3, 3], "color": charts.TEXT}},
             {
-                "mark": {"type": "text", "text": "pool", "align": "left", "dx": 5, "dy": 6, "color": charts.TEXT},
-                "encoding": {"y": {"value": 0}},
+                "mark": {"type": "text", "text": "pool", "align": "left", "dx": 5, "dy": -6, "color": charts.TEXT},
+                "encoding": {"y": {"value": HEIGHT}},
             },
         ],
     }
-    return {"width": charts.WIDTH, "height": 240, "layer": [lines, rule] if inside else [lines]}
+    return {"width": charts.WIDTH, "height": HEIGHT, "layer": [lines, rule] if inside else [lines]}

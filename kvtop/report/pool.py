@@ -90,7 +90,7 @@ def _occupancy_spec(labels: list[str], rows: list[list[float]]) -> Spec:
     }  # fmt: skip
     line: Spec = {
         "transform": [{"calculate": "'token fill'", "as": "state"}],
-        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.2},
+        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 0.8},
         "encoding": {"y": {"field": "fill", "type": "quantitative"}, "color": {"field": "state", "type": "nominal"}},
     }
     return {

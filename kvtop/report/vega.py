@@ -14,6 +14,10 @@ VEGA_LITE = "6.4"
 
 PNG_SCALE = 2.0
 
+_PLACES = re.compile(r'\b(?:d|transform)="[^"]*"')
+_LONG = re.compile(r"-?\d+\.\d{3,}")
+"""Places with more digits than a hundredth of a pixel takes make half of a drawing's size."""
+
 _IDS = re.compile(r'(\bid="|url\(#)((?:clip|gradient_)\w+)')
 
 Spec = dict[str, Any]
@@ -50,6 +54,7 @@ def svg(spec: Spec, key: str) -> str:
         text: str = _library().vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
         raise KvtopError(f"a plot cannot be drawn: {str(error).splitlines()[0]}") from None
+    text = _PLACES.sub(lambda found: _LONG.sub(lambda number: f"{float(number[0]):.2f}", found[0]), text)
     numbers: dict[str, int] = {}
     return _IDS.sub(lambda found: f"{found[1]}{key}-{numbers.setdefault(found[2], len(numbers))}", text)
 

@@ -1,4 +1,4 @@
-"""One Parquet table, built row by row in bounded memory, and written whole or not at all."""
+"""One Parquet table, built row by row or frame by frame in bounded memory, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class TableBuilder:
     def __init__(self, name: str, run_dir: Path) -> None:
         self.path, self.schema = run_dir / f"{name}.parquet", (SCHEMAS | OPTIONAL)[name]
         self._rows: list[tuple[Any, ...]] = []
+        self._frame: pl.DataFrame | None = None
         self._chunks: list[IO[bytes]] = []
 
     def __enter__(self) -> TableBuilder:
@@ -47,23 +48,34 @@ class TableBuilder:
             with disk_errors(self.path):
                 self._seal()
 
+    def add_frame(self, frame: pl.DataFrame) -> None:
+        """Rows that are columns already, at best CHUNK_ROWS of them; to this table all rows are added in this way."""
+        if self._frame is not None:
+            with disk_errors(self.path):
+                self._seal()
+        self._frame = frame
+
     def _seal(self) -> None:
+        self._keep(self._waiting())
+        self._rows, self._frame = [], None
+
+    def _keep(self, frame: pl.DataFrame) -> None:
         chunk = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 (closed by __exit__)
         self._chunks.append(chunk)
-        self._frame().write_parquet(chunk, compression="lz4")
+        frame.write_parquet(chunk, compression="lz4")
         chunk.flush()
         chunk.seek(0)
-        self._rows = []
 
-    def _frame(self) -> pl.DataFrame:
-        return pl.DataFrame(self._rows, schema=self.schema, orient="row")
+    def _waiting(self) -> pl.DataFrame:
+        """What is in no chunk yet."""
+        return pl.DataFrame(self._rows, schema=self.schema, orient="row") if self._frame is None else self._frame
 
     def write(self, run_id: str) -> None:
         """Replace the table as a whole: the chunks, row group by row group."""
         with replacing(self.path) as temp, disk_errors(self.path):
-            if self._chunks and self._rows:
+            if self._chunks and (self._rows or self._frame is not None):
                 self._seal()
-            table = pl.scan_parquet(self._chunks) if self._chunks else self._frame().lazy()
+            table = pl.scan_parquet(self._chunks) if self._chunks else self._waiting().lazy()
             write_table(table, temp, run_id)
 
 

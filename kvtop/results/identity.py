@@ -29,7 +29,7 @@ def point_identity(spec: RunSpec, **changes: Any) -> dict[str, Any]:
     """
     spec = msgspec.structs.replace(
         spec, engine=with_labels(spec.engine), run_dir=None, start_paused=False, concurrent_points=1, tokens=False,
-        slo=[], warmup=0, **changes,
+        slo=[], warmup=0, brief=False, **changes,
     )  # fmt: skip
     return {**_told(spec), "workload": {**_told(spec.workload), **_content(spec.workload)}}
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
 import zstandard
@@ -173,10 +173,16 @@ class _Counted:
         pass
 
 
-def read_frames(path: str | os.PathLike[str], offset: int = 0) -> Iterator[list[Event]]:
+T = TypeVar("T")
+
+
+def read_frames(
+    path: str | os.PathLike[str], offset: int = 0, *, decode: Callable[[bytes], list[T]] = decode_many
+) -> Iterator[list[T]]:
     """Lists of events in the order they were written, from the segment at ``offset`` on.
 
-    A tail that a killed writer left incomplete is passed over in silence: everything before it is whole.
+    A tail that a killed writer left incomplete is passed over in silence: everything before it is whole. ``decode``
+    makes other things than events of a list, for those who need little of each.
 
     Raises:
         FileError: the file is missing, or does not begin like a recording.
@@ -190,7 +196,7 @@ def read_frames(path: str | os.PathLike[str], offset: int = 0) -> Iterator[list[
         buffer = bytearray()
         for _, plain in _decompressed(file, path):
             buffer += plain
-            yield from (_decode(body, path) for body in _bodies(buffer, path))
+            yield from (_decode(body, path, decode) for body in _bodies(buffer, path))
 
 
 def _decompressed(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
@@ -231,9 +237,9 @@ def _bodies(buffer: bytearray, path: object) -> Iterator[bytes]:
     del buffer[:start]
 
 
-def _decode(body: bytes, path: object) -> list[Event]:
+def _decode(body: bytes, path: object, decode: Callable[[bytes], list[T]] = decode_many) -> list[T]:
     try:
-        return list(decode_many(body))
+        return decode(body)
     except msgspec.DecodeError as error:
         raise FileError(f"{path}: a frame of events cannot be decoded: {error}") from None
 

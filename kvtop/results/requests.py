@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.engine.events import Event, RequestEvent, StepEvent
 from kvtop.outcome import status_of
 from kvtop.results.schema import REQUESTS
 from kvtop.results.window import Window, phases
@@ -39,7 +39,10 @@ class _Live:
 
 
 class RequestRows:
-    """Folds request and step events; ``rows`` gives every request that arrived, in order of submission."""
+    """Folds request events; ``rows`` gives every request that arrived, in order of submission.
+
+    Those that never ended (``has_open``) know what happened to them once ``retrace`` has seen the whole run again.
+    """
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
@@ -57,8 +60,20 @@ class RequestRows:
             row |= dict.fromkeys(_NEVER_QUEUED)
         self._rows.append(_derive(row))
 
-    def step(self, event: StepEvent) -> None:
-        """Keep what would be lost with a request that never ends."""
+    @property
+    def has_open(self) -> bool:
+        """A request has not ended."""
+        return bool(self._live)
+
+    def retrace(self, event: Event) -> None:
+        """Keep what would be lost with a request that never ends. All events in order, after the last of them."""
+        if isinstance(event, RequestEvent):
+            if event.phase == "arrived" and event.request_id in self._live:
+                self._live[event.request_id] = _Live(event)  # an earlier one of this name is none of them
+        elif isinstance(event, StepEvent):
+            self._step(event)
+
+    def _step(self, event: StepEvent) -> None:
         for decision in event.decisions:
             if (fold := _FOLDS.get(decision[0])) and (live := self._of(decision[1])) is not None:
                 fold(live, decision, event)

@@ -12,8 +12,9 @@ from typing import Any
 from kvtop.cost.predict import predictor
 from kvtop.engine.errors import KvtopError
 from kvtop.engine.events import Event, RequestEvent, RunEnded, RunStarted, StepEvent
+from kvtop.results import builder
 from kvtop.results.builder import TableBuilder
-from kvtop.results.decisions import DecisionRows
+from kvtop.results.decisions import DecisionColumns
 from kvtop.results.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from kvtop.results.recording import FRAMES_NAME, read_frames
 from kvtop.results.requests import RequestRows
@@ -50,13 +51,18 @@ def write_tables(
         for events in read_frames(run_dir / FRAMES_NAME):
             for event in events:
                 tables.fold(event)
+        tables.seal()
+        if tables.requests.has_open:
+            for events in read_frames(run_dir / FRAMES_NAME):
+                for event in events:
+                    tables.requests.retrace(event)
         manifest = _manifest(run_dir, tables.started)
         run_id = str(manifest["run_id"])
         num_warmup, texts = int(manifest.get("warmup_requests") or 0), manifest.get("slo")
         slo = parse_slo(texts, f"slo of {run_dir / MANIFEST_NAME}") if texts else None
         rows.add(tables.requests.rows(run_id, tables.busy.window(), num_warmup, ideal or {}, slo))
-        for builder in (rows, steps, decisions):
-            builder.write(run_id)
+        for table in (rows, steps, decisions):
+            table.write(run_id)
     if manifest.get("tokens"):
         write_tokens(run_dir, run_id)
     ended = tables.ended
@@ -85,7 +91,7 @@ class _Tables:
         self.ended: RunEnded | None = None
         self.requests = RequestRows()
         self.busy = BusyWindow()
-        self._decisions = DecisionRows()
+        self._decisions = DecisionColumns()
         self._steps_table, self._events_table = steps, decisions
         self._run_id = ""
         self._predicted = predictor({})
@@ -94,8 +100,9 @@ class _Tables:
         if isinstance(event, StepEvent):
             self.busy.add(event.t_start_ns, event.t_done_ns, event.num_running)
             self._steps_table.add((_step_row(self._run_id, event, self._predicted(event)),))
-            self._events_table.add(self._decisions.rows(self._run_id, event))
-            self.requests.step(event)
+            self._decisions.step(event)
+            if len(self._decisions) >= builder.CHUNK_ROWS:
+                self.seal()
         elif isinstance(event, RequestEvent):
             self._decisions.request(event)
             self.requests.request(event)
@@ -104,6 +111,11 @@ class _Tables:
             self._predicted = predictor(event.manifest)
         elif isinstance(event, RunEnded):
             self.ended = event
+
+    def seal(self) -> None:
+        """Decisions that are kept become a chunk of their table."""
+        if self._decisions:
+            self._events_table.add_frame(self._decisions.take(self._run_id))
 
 
 _STEP_TEXTS = ("waiting_reason", "head_of_line")

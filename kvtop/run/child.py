@@ -53,7 +53,7 @@ def main(command_fd: int, event_fd: int) -> None:
     faulthandler.enable()  # a crash in native code leaves its stack in the file behind fd 2
     reader = MessageReader(command_fd)
     spec, bodies = _read_spec(reader)
-    outlet = PipeOutlet(MessageWriter(event_fd), lossless=False)
+    outlet = PipeOutlet(MessageWriter(event_fd), lossless=False, brief=spec.brief)
     inbox = PipeInbox(reader, bodies)
     inbox.listen_to_signals()
     end = _Child(spec, outlet, inbox).run()

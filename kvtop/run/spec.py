@@ -30,6 +30,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str | None = None  # where frames and Parquet go; None: nothing is written
     max_seconds: float | None = None  # stop after this long on the run's clock; what is finished is kept
     start_paused: bool = False
+    brief: bool = False  # the parent is told the numbers of steps, not their decisions (``PipeOutlet``)
     tokens: bool = False  # also write tokens.parquet
     slo: list[str] = []  # objectives that its requests are judged by (kvtop.slo)
     warmup: int = 0  # requests, the first by intended arrival, that are kept and enter no latency

@@ -27,6 +27,8 @@ class Sharing:
         refs, counts = self.refs, pool.refcount if pool else ()
         for block in changed:
             count = counts[block]
+            if count < 2 and block not in refs:  # most of them
+                continue
             before = refs.pop(block, 1)
             if count > 1:
                 refs[block] = count

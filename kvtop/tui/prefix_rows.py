@@ -53,10 +53,10 @@ def row_id(tree: PrefixTree, run: int) -> str:
     return str(tree.pool.key[int(tree.runs.head[run])])
 
 
-def prefix_rows(tree: PrefixTree, sort: str, is_open: Openness) -> list[PrefixRow]:
-    """The visible rows from the top down, at most ``MOST``."""
+def prefix_rows(tree: PrefixTree, sort: str, is_open: Openness, *, knows_hits: bool = True) -> list[PrefixRow]:
+    """The visible rows from the top down, at most ``MOST``. Without ``knows_hits`` no leaf is known to be dead."""
     runs, weight = tree.runs, SORTS[sort](tree.runs)
-    is_dead = (runs.all_saved == 0) & (runs.readers == 0) & (runs.starts[2:] == runs.starts[1:-1])
+    is_dead = knows_hits & (runs.all_saved == 0) & (runs.readers == 0) & (runs.starts[2:] == runs.starts[1:-1])
     rows: list[PrefixRow] = []
     stack = list(reversed(_below(tree, TOP, 0, weight, is_dead, is_open)))
     while stack and len(rows) < MOST:

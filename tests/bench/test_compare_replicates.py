@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench_process import kvtop, run_dirs, write_trace
 from made_runs import MS, simple_run
 
 from kvtop.cli.comparison import render
 from kvtop.compare import Comparison, Options, compare_runs
 from kvtop.measures import BY_KEY
 from kvtop.replicates import DIFFERENCE, LOG_RATIO, compare_replicates
+from kvtop.run_measures import ASKED_COLUMNS, asked
 from kvtop.stats import Distribution
 from kvtop.summary import RunSummary, load_run
 
@@ -32,7 +34,8 @@ def made(
     }  # fmt: skip
     ttft = Distribution(0) if ttft_ms is None else replace(base.ttft, p50=ttft_ms * MS)
     return replace(
-        base, path=f"{policy}{replicate}", manifest=manifest, ttft=ttft, hit_rate=hits, preemptions=preemptions
+        base, path=f"{policy}{replicate}", manifest=manifest, ttft=ttft, hit_rate=hits, preemptions=preemptions,
+        asked=manifest["workload_hash"],
     )  # fmt: skip
 
 
@@ -128,6 +131,30 @@ def test_simulated_replicates_of_one_trace_are_one_run_repeated(base: RunSummary
     assert all(test.change is None for test in comparison.statistics[1].tests)
     assert any("one run repeated" in note for note in comparison.notes)
     assert "95 % interval" not in render(comparison)
+
+
+def test_replicates_of_a_recorded_trace_are_known_although_their_seeds_differ(tmp_path: Path) -> None:
+    """Token ids come from the seed, so the hashes differ; arrivals, lengths and what is shared do not."""
+    trace = write_trace(tmp_path / "trace.jsonl", [(0, 40, 3), (10, 30, 5), (30, 20, 4)])
+    words = ("-p", "fcfs", "-p", "sjf", "--executor", "null", "--num-blocks", "16", "--replicates", "3")
+    kvtop("bench", "-w", str(trace), *words, "-o", str(tmp_path / "trace"))
+    recorded = [load_run(run) for run in run_dirs(tmp_path / "trace")]
+    assert len({run.manifest["workload_hash"] for run in recorded}) == 3
+    assert len({run.asked for run in recorded}) == 1
+    comparison = compare_runs(recorded)
+    assert all(test.change is None for test in comparison.statistics[1].tests)
+    assert any("one run repeated" in note for note in comparison.notes)
+
+
+def test_what_is_asked_is_more_than_lengths() -> None:
+    row = dict.fromkeys(ASKED_COLUMNS, None) | {"req_index": 0, "prompt_tokens": 9, "t_sched_ns": 5}
+    other = row | {"req_index": 1}
+    first = asked([row, other])
+    assert asked([other, row]) == first, "the order of rows in the table is none of its business"
+    for name in ASKED_COLUMNS:
+        assert asked([row, other | {name: 2}]) != first, name
+    turn = other | {"parent_request_id": "r0"}
+    assert asked([row, turn | {"t_sched_ns": 70}]) == asked([row, turn]), "a turn is due when the answer has ended"
 
 
 def test_measured_replicates_of_one_trace_cover_noise_only(base: RunSummary) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +125,6 @@ def test_gaps_are_those_of_a_list_of_all_token_times(tokens: list[tuple[str, int
         now += after_ms
         totals.fold(step(number, now, emitted=[(seq_id, 1)]))
         times.setdefault(seq_id, []).append(now)
-    gaps = [b - a for each in times.values() for a, b in zip(each, each[1:], strict=False)]
+    gaps = [b - a for each in times.values() for a, b in pairwise(each)]
     assert totals.itl.total == sum(gaps) * MS
     assert totals.itl.cumulative[:-1] == [sum(gap / 1000 <= bound for gap in gaps) for bound in GAP_S]

@@ -22,6 +22,7 @@ DOCUMENTS = (
     *(
         f"docs/{name}.md"
         for name in (
+            "attach",
             "definitions",
             "effects",
             "hit-rate",

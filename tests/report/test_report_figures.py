@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,17 @@ def test_every_plot_of_a_run_can_be_drawn(tmp_path: Path) -> None:
         drawn = vega.svg(charts.finished(figure.spec), "key")
         assert "NaN" not in drawn, name
         assert figure.caption.endswith("."), name
+
+
+def test_a_drawing_is_rounded_in_its_places_and_not_in_its_words() -> None:
+    words: vega.Spec = {
+        "data": {"values": [{"x": 1 / 3, "text": "1.23456"}, {"x": 2 / 3, "text": "clip7"}]},
+        "mark": "text",
+        "encoding": {"x": {"field": "x", "type": "quantitative"}, "text": {"field": "text"}},
+    }
+    drawn = vega.svg(charts.finished(words), "key")
+    assert ">1.23456<" in drawn
+    assert ">clip7<" in drawn
+    places = re.findall(r'\b(?:d|transform)="([^"]*)"', drawn)
+    assert places
+    assert not any(re.search(r"\.\d{3}", place) for place in places)

@@ -81,14 +81,19 @@ async def test_the_past_plays_until_space_stops_it():
     app = app_with(recorded())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
-        await go(pilot, "ctrl+home", "greater_than_sign")
-        assert "PLAYING" in screen_lines(app)[0]
+        await go(pilot, "ctrl+home")
         first = app.timeline.view.step
-        await pilot.pause(0.3)
+        await pilot.press("greater_than_sign", *["less_than_sign"] * 3)
+        assert app.timeline.speed == 0.1
+        for _ in range(500):
+            await pilot.pause(0.02)
+            if app.timeline.view.step > first:
+                break
+        assert "PLAYING" in screen_lines(app)[0]
         await go(pilot, "space")
         at = app.timeline.view.step
         assert first < at < LAST
-        await pilot.pause(0.2)
+        await pilot.pause(0.5)
         assert app.timeline.view.step == at
         assert "FROZEN" in screen_lines(app)[0]
 

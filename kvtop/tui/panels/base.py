@@ -43,6 +43,7 @@ class Panel(Vertical):
     QUESTION: ClassVar[str] = ""  # what the panel answers, ending in a question mark
     HELP: ClassVar[str] = ""  # for the help screen: what is shown, what to do with it
     NUMBERS: ClassVar[tuple[str, ...]] = ()  # of ``state.numbers.NUMBERS``: what ``e`` explains
+    PER_REQUEST: ClassVar[bool] = False  # it is about single requests, which attached servers do not report
     LEADS_TO: ClassVar[str] = ""  # name of the screen that Enter goes to, where nothing in the panel takes the key
 
     frame: Frame | None = None
@@ -126,9 +127,11 @@ class TextPanel(Panel, can_focus=True):
 
     def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         """What attached servers report of the panel's numbers; which of them they do not report, and why."""
-        if not self.NUMBERS:
-            return [[("not reported by servers", "soft")]]
-        return number_lines(frame, self.TITLE, self.NUMBERS, width, height)
+        if self.NUMBERS:
+            return number_lines(frame, self.TITLE, self.NUMBERS, width, height)
+        if self.PER_REQUEST:
+            return [[("not reported: servers tell nothing of single requests", "soft")]]
+        return self.lines(frame, width, height)
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         raise NotImplementedError

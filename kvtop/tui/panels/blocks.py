@@ -149,7 +149,7 @@ sequences that hold most of it are listed below."""
         return legend(self.map.look, self.map.grid.density == 1, self.map.letters)
 
     def attached_note(self, frame: Frame) -> Line:
-        logical: Line = [("logical blocks, from events", "soft")] if frame.state.pool is not None else []
+        logical: Line = [("logical, from events", "soft")] if frame.state.pool is not None else []
         return super().attached_note(frame) or logical
 
     def _show_settings(self, frame: Frame) -> None:

@@ -35,7 +35,9 @@ refusal, p goes on. A recording has no engine to stop."""
         met = [moment.text for moment in frame.timeline.moments.all if moment.kind == "break"]
         table = self.query_one(LineTable)
         texts = list(self.kvtop.breakpoints)
-        table.empty_text = "a recording has no engine to stop" if frame.is_replay else "none: b adds one"
+        where = "a recording" if frame.is_replay else "an attached server"
+        has_engine = not frame.is_replay and frame.state.attached is None
+        table.empty_text = "none: b adds one" if has_engine else f"{where} has no engine to stop"
         table.set_rows(
             texts,
             lambda text: [(clean(text), "text"), (f"{sum(t.startswith(f'{text} (') for t in met)} times", "soft")],

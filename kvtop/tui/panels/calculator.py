@@ -191,6 +191,9 @@ Bytes of a block as the engine that runs has allocated it, and as the
 calculator says for its model, dtype and block size. A difference is a
 fault of one of them."""
 
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        return [[("not reported: servers do not tell the bytes of a block", "soft")]]
+
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         found = check(frame.state.manifest)
         if found.engine_bytes is None:

@@ -15,6 +15,7 @@ from kvtop.tui.widgets.lines import Line
 class AnalysisPanel(TextPanel):
     """A panel that shows a part of what the screen has worked out."""
 
+    PER_REQUEST = True
     analysis: Analysis | None = None
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:

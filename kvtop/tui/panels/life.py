@@ -25,6 +25,7 @@ class LifePanel(TextPanel):
 
     TITLE = "Life of a request"
     QUESTION = "where did its time go?"
+    PER_REQUEST = True
     HELP = """\
 late      it was due while a step ran, and handed over when that had ended
 queue     it waited: behind whom, or for what

@@ -38,6 +38,7 @@ class LookupPanel(TextPanel):
 
     TITLE = "Lookup"
     QUESTION = "why did it miss?"
+    PER_REQUEST = True
     HELP = """\
 The prefix lookup of the request chosen last, here or on any other screen:
 what it asked for, what was found, why the match ended there, and how many

@@ -8,6 +8,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 
+from kvtop.state.prefix_tree import Runs
 from kvtop.state.step_times import ago
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
@@ -31,6 +32,9 @@ _COLUMNS = [
     Column("saved", 7, "right", 120),
     Column("published by", 0),
 ]
+
+
+_OF_HITS = (2, 3, 4, 8)  # columns about who found or reads a run
 
 
 class PrefixTable(LineTable):
@@ -85,6 +89,7 @@ by it is not counted, what is wanted of it again stands under Regrets."""
         self.sort, self.words = "saved", ""
         self.openness = Openness()
         self.rows: dict[str, PrefixRow] = {}
+        self._runs: Runs | None = None  # that the rows are of: the tree may have gone on since
 
     def compose_body(self) -> ComposeResult:
         yield Lines(id="sums")
@@ -105,7 +110,11 @@ by it is not counted, what is wanted of it again stands under Regrets."""
         elif self.words:
             self.rows = {row.id: row for row in matching_rows(tree, self.sort, self.words)}
         else:
-            self.rows = {row.id: row for row in prefix_rows(tree, self.sort, self.openness)}
+            self.rows = {
+                row.id: row
+                for row in prefix_rows(tree, self.sort, self.openness, knows_hits=frame.state.attached is None)
+            }
+        self._runs = tree.runs if pool is not None else None
         off = frame.state.manifest.get("prefix_caching") is False
         self.table.empty_text = (
             "prefix caching is off"
@@ -123,6 +132,9 @@ by it is not counted, what is wanted of it again stands under Regrets."""
             return []
         runs, size = tree.runs, pool.block_size
         dead, roomy = int(runs.never_hit.sum()), self.size.width >= 100
+        if frame.state.attached is not None:
+            what = f"{plural(len(runs), 'run')} of {plural(tree.num_published, 'cached block')}, from events"
+            return [(what, "text"), ("   who found or reads them is not reported", "soft")]
         return [
             (plural(len(runs), "run"), "text"), (" of ", "soft"), (plural(tree.num_published, "block"), "text"),
             (f" ({percent(tree.num_published, pool.num_blocks)} of the pool)" if roomy else "", "soft"),
@@ -131,13 +143,22 @@ by it is not counted, what is wanted of it again stands under Regrets."""
         ]  # fmt: skip
 
     def _cells(self, frame: Frame, row: PrefixRow | None) -> list[Cell]:
-        pool = frame.state.pool
-        if row is None or pool is None:
+        pool, runs = frame.state.pool, self._runs
+        if row is None or pool is None or runs is None:
             return []
-        return self._dead_cells(frame, row) if row.dead else self._run_cells(frame, row)
+        if row.dead:
+            return self._dead_cells(frame, runs, row)
+        if pool.key[int(runs.head[row.run])] != int(row.id):
+            return [(f"{'  ' * row.level}  {short_key(int(row.id))}  has left", "faint")]
+        cells = self._run_cells(frame, runs, row)
+        if frame.state.attached is None:
+            return cells
+        # Events say what is cached, not who found it: 0 would be a lie.
+        name = cells[0][0].removesuffix("  dead")
+        return [(name, "text"), *(("n/a", "faint") if i in _OF_HITS else cell for i, cell in enumerate(cells) if i)]
 
-    def _run_cells(self, frame: Frame, row: PrefixRow) -> list[Cell]:
-        pool, runs, run = frame.state.pool, self.view.tree.runs, row.run
+    def _run_cells(self, frame: Frame, runs: Runs, row: PrefixRow) -> list[Cell]:
+        pool, run = frame.state.pool, row.run
         assert pool is not None
         size, head = pool.block_size, int(runs.head[run])
         saved, readers, hits = int(runs.saved[run]), int(runs.readers[run]), int(runs.hits[run])
@@ -159,8 +180,8 @@ by it is not counted, what is wanted of it again stands under Regrets."""
             (f"{clean(pool.publisher[head]) or 'not reported'}{tenant}", "soft"),
         ]
 
-    def _dead_cells(self, frame: Frame, row: PrefixRow) -> list[Cell]:
-        pool, runs, dead = frame.state.pool, self.view.tree.runs, list(row.dead)
+    def _dead_cells(self, frame: Frame, runs: Runs, row: PrefixRow) -> list[Cell]:
+        pool, dead = frame.state.pool, list(row.dead)
         assert pool is not None
         tokens = short(int(runs.length[dead].sum()) * pool.block_size)
         mark = "▼ " if row.is_open else "▶ "
@@ -219,9 +240,8 @@ by it is not counted, what is wanted of it again stands under Regrets."""
     def readers(self) -> list[str]:
         """Sequences that hold the selected run."""
         row, pool = self.rows.get(self.table.selected or ""), self.frame.state.pool if self.frame else None
-        if row is None or row.dead or pool is None:
-            return []
-        return list(dict.fromkeys(pool.owners[int(self.view.tree.runs.head[row.run])]))
+        block = None if row is None or row.dead else self.view.tree.block_of.get(int(row.id))
+        return [] if block is None or pool is None else list(dict.fromkeys(pool.owners[block]))
 
     def show(self, key: int) -> None:
         """Open the way to the run that holds ``key``, and select it."""
@@ -255,7 +275,11 @@ by it is not counted, what is wanted of it again stands under Regrets."""
             return
         self.kvtop.selected.pop("prefix", None)
         self.kvtop.choose("prefix", int(row.id))
-        self.kvtop.select("block", int(self.view.tree.runs.head[row.run]))
+        block = self.view.tree.block_of.get(int(row.id))
+        if block is None:
+            self.notify("this prefix is no longer in the cache", timeout=3)
+        else:
+            self.kvtop.select("block", block)
 
 
 def _last(frame: Frame, step: int) -> str:

@@ -66,7 +66,9 @@ Enter leads to the request that wanted it last."""
         if made != self._made:
             self._made = made
             self._rows = {str(found.key): found for found in top_regrets(cache.regrets)[:MOST]}
-        table.empty_text = "nothing that was evicted has been wanted again"
+        without = frame.state.attached is not None and not frame.state.attached.streams
+        nothing = "nothing that was evicted has been wanted again"
+        table.empty_text = "not reported: kvtop needs --kv-events" if without else nothing
         table.set_rows(list(self._rows), lambda row: _cells(self._rows[row]))
 
     @on(LineTable.Selected)

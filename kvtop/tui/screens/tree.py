@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Container
 
+from kvtop.tui import block_view
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.lookup import BINDING, LookupPanel, ask_lookup
@@ -36,6 +39,8 @@ class TreeScreen(PanelScreen):
     def __init__(self) -> None:
         super().__init__()
         self.view = BlockView()
+        self._told_s = 0.0  # when the panels were last given a frame
+        self._catches_up = False
 
     def compose_panels(self) -> ComposeResult:
         yield PrefixesPanel(self.view)
@@ -44,8 +49,30 @@ class TreeScreen(PanelScreen):
             yield RegretsPanel()
 
     def show_frame(self, frame: Frame) -> None:
+        """While the run goes on, the panels are told once a second: sums over all blocks cost what a frame may."""
         self.view.update(frame)
+        now_s, before = time.monotonic(), self._frame
+        goes_on = frame.timeline.at_live and frame.state.status == "running" and not frame.whole
+        same = before is not None and before.selected == frame.selected and before.state is frame.state
+        if goes_on and same and now_s - self._told_s < block_view.RESORT_S and not self.is_too_small:
+            self._frame = frame
+            self._show_frame_of_screen(frame)
+            self._catch_up_later()
+            return
+        self._told_s = now_s
         super().show_frame(frame)
+
+    def _catch_up_later(self) -> None:
+        if not self._catches_up:
+            self._catches_up = True
+            self.set_timer(block_view.RESORT_S, self._catch_up)
+
+    def _catch_up(self) -> None:
+        """The run may have fallen silent since."""
+        self._catches_up = False
+        if self._frame is not None and self.is_current:
+            self._told_s = 0.0
+            self.show_frame(replace(self._frame, dirty=set()))
 
     def show_selection(self, kind: str, id: str | int) -> None:
         if kind == "prefix":

