@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 Tokens = tuple[int, ...]
 Packed = bytes | Tokens
@@ -31,16 +31,17 @@ def default_keys(parent_key: int, blocks: Iterable[Tokens]) -> list[int]:
     return [key := hash((key, tokens)) for tokens in blocks]
 
 
-def pack(tokens: Tokens, size: int) -> list[Packed]:
-    """Whole blocks of ``size`` tokens, eight bytes a token.
+def pack(tokens: Sequence[int], size: int) -> list[Packed]:
+    """Whole blocks of ``size`` tokens, eight bytes a token; an array (of type q) has them in this form already.
 
     A block lives long after its tokens were used last: as a tuple it costs more to throw away than to make, because
     all its numbers are looked at again.
     """
     try:
-        values, width = array("Q", tokens).tobytes(), 8 * size
+        values = tokens.tobytes() if isinstance(tokens, array) else array("Q", tokens).tobytes()
     except OverflowError:  # a number that no model has, but the null executor takes
-        return [block for at in range(0, len(tokens), size) for block in _pack_one(tokens[at : at + size])]
+        return [block for at in range(0, len(tokens), size) for block in _pack_one(tuple(tokens[at : at + size]))]
+    width = 8 * size
     return [values[at : at + width] for at in range(0, len(values), width)]
 
 

@@ -19,7 +19,7 @@ def as_tokens(prompt: object, *, may_wait: bool = False) -> list[int]:
     """The prompt as a list of the engine's own.
 
     With ``may_wait`` a read-only memoryview stays what it is: nobody changes it, and as a list a prompt takes twenty
-    times the room, for as long as it waits. ``own_tokens`` makes the list when its sequence is about to start.
+    times the room, for as long as it waits. ``own_tokens`` makes what can grow when its sequence is about to start.
 
     Raises:
         InvalidRequest: not a sequence, or not of integers.
@@ -31,8 +31,17 @@ def as_tokens(prompt: object, *, may_wait: bool = False) -> list[int]:
 
 
 def own_tokens(tokens: list[int]) -> list[int]:
-    """Those of a sequence that may start now: a list, which can grow."""
-    return tokens if type(tokens) is list else list(tokens)
+    """Those of a sequence that may start now, which can grow: what waited in a memoryview becomes an array.
+
+    As a list of numbers, each an object, it takes five times the room, and twice the time with what is done to it next.
+    """
+    if not isinstance(tokens, memoryview):
+        return tokens
+    if tokens.itemsize == 8:  # numbers that no model has may be in it
+        return list(tokens)
+    import numpy as np
+
+    return cast("list[int]", array("q", np.asarray(tokens).astype(np.int64).tobytes()))
 
 
 def check_types(spec: RequestSpec) -> None:

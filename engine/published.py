@@ -141,8 +141,8 @@ class PublishedBlocks(ABC):
             return
         key_fn, extras = self._key_fn, seq.request.spec.block_keys
         key = keys[-1] if keys else self._root_key(seq.request.extra)
-        tokens = tuple(seq.tokens[first * size : total * size])  # of a tuple a slice is a tuple at once
-        blocks = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+        tokens = seq.tokens[first * size : total * size]
+        blocks = zip(*[iter(tokens)] * size, strict=True)  # one at a time: an array's numbers are objects only here
         seq.key_tokens += pack(tokens, size)
         if key_fn is default_key and not extras:
             keys += default_keys(key, blocks)

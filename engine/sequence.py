@@ -79,7 +79,7 @@ class Sequence:
     branch: int
     request: Request
     order: OrderKey
-    tokens: list[int]  # prompt + output
+    tokens: list[int]  # prompt + output; an array (of type q) where the workload handed its numbers over packed
     num_prompt: int
     ends_at: int = 0  # known tokens at which it ends at the latest
     state: RequestState = RequestState.WAITING
@@ -188,7 +188,7 @@ class Sequence:
 
     @property
     def output(self) -> list[int]:
-        return self.tokens[self.num_prompt :]
+        return list(self.tokens[self.num_prompt :])
 
     @property
     def params(self) -> SamplingParams:

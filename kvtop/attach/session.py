@@ -139,14 +139,15 @@ class AttachSession:
         return int((time.monotonic() - self._began_s) * 1e9)
 
     def _look(self, address: Address) -> None:
-        """Every ``interval_s``, or as soon as the answer before it is there."""
+        """Every ``interval_s``; where an answer took longer than that, ``interval_s`` after it."""
         scraper = Scraper(address, api_key=self.spec.api_key, timeout_s=self.spec.timeout_s)
         due = time.monotonic()
         while not self._stop.is_set():
             sample = scraper.look(0, self._now_ns())
             self._queue.put(msgspec.structs.replace(sample, t_ns=self._now_ns()))
-            due = max(due + self.spec.interval_s, time.monotonic())
-            self._stop.wait(due - time.monotonic())
+            due, now = due + self.spec.interval_s, time.monotonic()
+            due = due if due > now else now + self.spec.interval_s
+            self._stop.wait(due - now)
 
     def _listen(self) -> None:
         from kvtop.attach.kv_listen import KvListener

@@ -49,6 +49,11 @@ class Trial:
         return all(judgement.holds for judgement in self.judgements)
 
     @property
+    def num_unserved(self) -> int:
+        """Rejected, failed, aborted or without a token: no latency counts them."""
+        return self.num_requests - self.num_ok
+
+    @property
     def tightest(self) -> Judgement:
         """The objective with the least room."""
         return min(self.judgements, key=lambda judgement: judgement.margin)

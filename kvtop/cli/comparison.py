@@ -9,7 +9,7 @@ from typing import Any
 from kvtop.cli.comparison_cells import format_change, format_unit, format_value
 from kvtop.cli.comparison_chance import by_replicates, by_request, within_one_run
 from kvtop.cli.comparison_layout import WIDTH, Names, fitted
-from kvtop.cli.text import MISSING
+from kvtop.cli.text import MISSING, harmless
 from kvtop.compare import Column, Comparison
 from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
 from kvtop.memory_report import ROWS
@@ -42,7 +42,7 @@ def render(comparison: Comparison, width: int = WIDTH) -> str:
     notes = [*_explanations(comparison), *comparison.notes]
     if any(MISSING in cells[1:] for cells in main):
         notes.insert(0, f"{MISSING}: not reported")
-    return "\n".join([*lines, "", *(line for note in notes for line in _wrapped(note, width, "  "))])
+    return harmless("\n".join([*lines, "", *(line for note in notes for line in _wrapped(note, width, "  "))]))
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:

@@ -189,6 +189,11 @@ def _notes(search: Search, candidate: Candidate) -> list[str]:
         notes.append(f"{candidate.label}: no rate that was tried failed; the highest rate may be higher")
     if bracket.low is None and candidate.trials:
         notes.append(f"{candidate.label}: no rate that was tried passed")
+    if bracket.low is not None and (trial := candidate.trials[bracket.low]).num_unserved:
+        notes.append(
+            f"{candidate.label}: {trial.num_unserved} of {trial.num_requests} requests were not served at "
+            f"{_rate(bracket.low)}: latencies are those of the others"
+        )
     if bracket.low is not None and bracket.high is not None and not bracket.is_narrow(search.tolerance):
         wide = f"{_rate(bracket.low)} to {_rate(bracket.high)}"
         notes.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtop.cli.text import percent, table
+from kvtop.cli.text import harmless, percent, table
 from kvtop.plots.curves import Curve, CurvePlot, render_text
 from kvtop.workloads.formats.base import Trace
 from kvtop.workloads.oracle.curves import POLICIES
@@ -38,7 +38,7 @@ def render(found: HitRates, trace: Trace, name: str, width: int | None) -> str:
         *RULES,
         *(f"note: {notice}" for notice in trace.notices),
     ]
-    return "\n".join(lines)
+    return harmless("\n".join(lines))
 
 
 def counted(found: HitRates) -> str:

@@ -124,6 +124,8 @@ def version() -> str:
 
 def _report(error: Exception) -> int:
     """One line on stderr, whatever went wrong."""
+    from kvtop.cli.text import harmless
+
     if isinstance(error, KvtopError):
         message, code = str(error), error.exit_code
     elif isinstance(error, OSError):
@@ -134,7 +136,7 @@ def _report(error: Exception) -> int:
             f"internal error: {type(error).__name__}: {error} (KVTOP_DEBUG=1 shows the traceback; please report it)"
         )
         code = EXIT_BUG
-    print(f"kvtop: {' '.join(message.split())}", file=sys.stderr)
+    print(f"kvtop: {harmless(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 

@@ -73,15 +73,15 @@ def as_text(state: RunState) -> str:
 
 
 def _recorded(run: Path, step: int | None) -> RunState:
-    from kvtop.engine.events import StepEvent
     from kvtop.run.recorded import RecordedSession
     from kvtop.state.model import RunState
     from kvtop.state.reduce import reduce
+    from kvtop.state.timeline import STEPS
 
     session, state = RecordedSession(run), RunState()
     session.start()
     for event in _all_events(session):
-        if step is not None and isinstance(event, StepEvent) and event.step > step:
+        if step is not None and isinstance(event, STEPS) and event.step > step:
             break
         reduce(state, event)
     return state

@@ -26,7 +26,7 @@ that real clients drive it. Ctrl-C or SIGTERM stop it: answers under way may bec
 
 EXAMPLES = """
 kvtop serve-api                                  default model on http://127.0.0.1:8000
-kvtop serve-api -m ./my-model --port 8080 --tui  the same on another port, and every block on screen
+kvtop serve-api -m ./my-model --tui             another model, and every block on screen
 kvtop serve-api -p lpm --record-workload mine.jsonl.gz --api-key secret
 kvtop serve-api --executor null                  no model: to try a client
 """

@@ -54,6 +54,11 @@ def percent(ratio: float | None) -> str:
     return MISSING if ratio is None else f"{100 * ratio:.1f} %"
 
 
+def harmless(text: str) -> str:
+    """Lines without other control characters: a name in a file may hold what a terminal obeys."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
 def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None, gap: str = "  ") -> str:
     """Aligned columns: the first to the left, the others to the right. Lines carry no trailing blanks."""
     lines = [list(header), *map(list, rows)] if header else [list(row) for row in rows]

@@ -23,6 +23,8 @@ from kvtop.state.attached import (
 from kvtop.state.blocks import BLOCK_FOLDS, settle
 from kvtop.state.model import RunState
 
+MIN_PACE_NS = 1_000_000_000  # two looks right behind each other say nothing about a pace
+
 
 def attached_of(state: RunState) -> Attached:
     """The attached part of ``state``, made when it is first needed."""
@@ -97,8 +99,10 @@ def _same(before: EngineSample, after: EngineSample) -> bool:
 
 
 def _row(attached: Attached, t_ns: int) -> Row:
+    span_ns = max(attached.interval_ns, MIN_PACE_NS)
+
     def pace(name: str) -> float | None:
-        return added(attached, lambda engine: rate(engine, name, t_ns, 1))
+        return added(attached, lambda engine: rate(engine, name, t_ns, span_ns))
 
     return Row(
         t_ns,

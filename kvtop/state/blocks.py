@@ -57,6 +57,7 @@ def _forget_key(pool: PoolState, block: int) -> None:
     pool.key[block] = pool.parent_key[block] = None
     pool.published_step[block] = pool.last_use_step[block] = pool.uses[block] = 0
     pool.dirty.add(block)
+    pool.rekeyed.add(block)
 
 
 def _append(pool: PoolState, seq: SequenceState, group: int, block: int, position: int) -> None:
@@ -147,6 +148,7 @@ def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: in
     pool.published_step[block] = pool.last_use_step[block] = step
     pool.uses[block] = 0
     pool.dirty.add(block)
+    pool.rekeyed.add(block)
 
 
 def _unpublish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:

@@ -2,29 +2,27 @@
 
 The ring is a row of segments: a copy of the state (the keyframe), then the events that came after it. Both lie in
 unnamed temporary files: whatever becomes of the process, nothing is left behind. A segment ends when folding it again
-would take about a tenth of a second, so that going anywhere is a matter of one segment.
+would take about a twentieth of a second, so that going anywhere is a matter of one segment.
 """
 
 from __future__ import annotations
 
-import pickle
 import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 import zstandard
 
 from kvtop.engine.events import Event, KvEvents, StepEvent, decode_many, encode
-from kvtop.state.cache_log import CacheLog
+from kvtop.state.copies import Copier
 from kvtop.state.model import RunState
-from kvtop.state.request_logs import RequestLogs
 
 RING_NS = 15 * 60 * 1_000_000_000
 FILE_BYTES = 256 << 20  # a file that is this long is followed by another; two are kept
-SEGMENT_WORK = 100_000
+SEGMENT_WORK = 50_000
 _EVENT_WORK = 25  # an event costs as much to fold as so many decisions, whatever it holds
 
 
@@ -35,23 +33,6 @@ def work_of(event: Event) -> int:
     if isinstance(event, KvEvents):
         return _EVENT_WORK + len(event.decisions)
     return _EVENT_WORK
-
-
-def freeze(state: RunState) -> bytes:
-    """A copy of ``state`` that later events do not change; without the logs, which are kept once."""
-    pool = None if state.pool is None else replace(state.pool, dirty=set(), owners=[])
-    return pickle.dumps(replace(state, pool=pool, logs=RequestLogs(), cache=CacheLog()), protocol=5)
-
-
-def thaw(frozen: bytes) -> RunState:
-    """The state that ``freeze`` copied. Its logs are empty."""
-    state: RunState = pickle.loads(frozen)  # made by this process, in a file that nobody else can name
-    if state.pool is not None:  # who owns what is also in the tables: left out, it is a quarter of the copy
-        owners = state.pool.owners = [[] for _ in range(state.pool.num_blocks)]
-        for seq in state.sequences.values():
-            for block in seq.held:
-                owners[block].append(seq.seq_id)
-    return state
 
 
 @dataclass(slots=True)
@@ -85,6 +66,7 @@ class Ring:
         self.error = ""
         self._files: list[_File] = []
         self._cached: tuple[Segment, bytes, list[Event]] | None = None
+        self._copier = Copier()
         self._compressor = zstandard.ZstdCompressor(level=1)
         self._close_files = weakref.finalize(self, _close_files, self._files)
 
@@ -101,7 +83,7 @@ class Ring:
     def begin(self, state: RunState) -> None:
         """End the open segment; ``state`` is where the next one starts. ``tidy`` puts the ended one on disk."""
         self.tidy()
-        self.segments.append(Segment(state.step, state.t_ns, freeze(state)))
+        self.segments.append(Segment(state.step, state.t_ns, self._copier.freeze(state)))
 
     def tidy(self) -> None:
         """Put an ended segment on disk: at another moment than the copy that ended it, so that neither is long."""

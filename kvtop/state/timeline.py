@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from kvtop.engine.events import Event, Observed, StepEvent
 from kvtop.state.cache_log import CacheLog
+from kvtop.state.copies import thaw
 from kvtop.state.event_log import EventLog
 from kvtop.state.model import RunState
 from kvtop.state.notable import Moment, Moments
 from kvtop.state.reduce import reduce
 from kvtop.state.request_logs import RequestLogs
-from kvtop.state.ring import Ring, Segment, thaw
+from kvtop.state.ring import Ring, Segment
 
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 

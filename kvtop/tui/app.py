@@ -151,7 +151,7 @@ class KvtopApp(App[None]):
         now_s = time.monotonic()
         self.timeline.play(now_s - self._ticked_s)
         self._ticked_s = now_s
-        if self._start_speed is not None and self.state.last_step is not None:
+        if self._start_speed is not None and self._has_steps:
             self.timeline.to_start()
             self.timeline.set_speed(self._start_speed)
             self._start_speed = None
@@ -282,6 +282,11 @@ class KvtopApp(App[None]):
             case "failure":
                 return status == "failed"
         return True
+
+    @property
+    def _has_steps(self) -> bool:
+        """Something to start a replay from: a step, or a look at an attached server."""
+        return self.state.last_step is not None or self.state.attached is not None
 
     @property
     def _has_engine(self) -> bool:

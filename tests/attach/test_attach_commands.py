@@ -122,8 +122,16 @@ def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, caps
         words = ["attach", fake.url, "--interval", "0.05", "--seconds", "0.4", "--record", str(run)]
         assert main(words) == 0
     assert "prefix hits 39.6 %" in capsys.readouterr().out
-    assert main(["once", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["numbers"]["cache.hit_tokens"]["value"] == 4800
+    assert main(["once", str(run), "--json", "--step", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["numbers"]["cache.hit_tokens"]["value"]) == (1, 4800)
+
+
+def test_events_alone_can_be_followed_without_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakePublisher() as publisher:
+        publisher.publish({"type": "AllBlocksCleared"}, skip=True)
+        assert main(["attach", "--kv-events", publisher.endpoint, "--seconds", "0.3"]) == 0
+    assert capsys.readouterr().out.strip() in ("", "no answer yet")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,20 @@ def test_pausing_stepping_and_breakpoints_are_not_offered() -> None:
     assert " p pause" not in text
 
 
+def test_a_recording_of_servers_is_played_from_its_start() -> None:
+    async def look() -> None:
+        app = KvtopApp(Fed(recorded(30)), hz=50.0, replay=True, speed=1.0)
+        async with app.run_test(size=(80, 24)) as pilot:
+            for _ in range(300):
+                await pilot.pause(0.01)
+                if app.timeline.live.step > 30 and not app.timeline.at_live:
+                    break
+            assert not app.timeline.at_live
+            assert app.timeline.view.step < app.timeline.live.step
+
+    asyncio.run(asyncio.wait_for(look(), 30))
+
+
 def test_looks_can_be_stepped_through_as_steps_are() -> None:
     def check(app: KvtopApp) -> None:
         assert not app.timeline.at_live

@@ -210,3 +210,11 @@ def test_changes_are_worded_by_kind() -> None:
     assert format_change(BY_KEY["hit_rate"], 0.031) == "+3.1 points"
     assert format_change(BY_KEY["hit_rate"], 0.0) == "same"
     assert format_change(BY_KEY["hit_rate"], None) == "-"
+
+
+def test_a_name_in_a_run_cannot_command_the_terminal(tmp_path: Path) -> None:
+    run_dir = simple_run(tmp_path / "run", workload="naïve \x1b[31m☃", policy="p\x1b]0;title\x07")
+    text = render(compare_paths([run_dir])[0])
+    assert "workload naïve ?[31m☃" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text

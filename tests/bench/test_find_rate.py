@@ -115,6 +115,20 @@ def test_what_no_rate_can_meet_is_a_measured_failure(tmp_path: Path, capsys: pyt
     assert "10.0 ms (-100.0 %)" in text
 
 
+def test_requests_that_were_not_served_are_told_beside_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rejected request has no TTFT, so an objective on TTFT cannot see it."""
+    trace = write_trace(tmp_path / "trace.jsonl", [(0, 8, 2), (500, 300, 2), (1000, 8, 2)])
+    words = ["bench", "-w", str(trace), "--executor", "null", "--num-blocks", "4", "--max-rates", "1"]
+    assert main([*words, "--find-rate", "ttft_p99<1s", "-o", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 3 requests were not served at 2.000: latencies are those of the others" in out
+    attained = ["--slo", "ttft<1s", "--find-rate", "slo_attainment>90%", "-o", str(tmp_path / "out"), "--resume"]
+    assert main([*words, *attained]) == 1, "attainment counts it as missed"
+    assert "not served" not in capsys.readouterr().out, "there is no answer to stand beside"
+
+
 def test_an_interrupted_search_says_so_and_goes_on(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [(10 * i, 16, 100) for i in range(150)])
     words = ["bench", "-w", str(trace), *ONE_SERVER, "--find-rate", "ttft_p99<2s", "--max-rates", "2"]

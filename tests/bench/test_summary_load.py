@@ -12,6 +12,7 @@ from kvtop.cli.comparison import render
 from kvtop.compare import compare_paths
 from kvtop.engine.events import StepEvent
 from kvtop.hits import hit_loss
+from kvtop.load_rates import same_load
 from kvtop.measures import BY_KEY
 from kvtop.results.tokens import write_tokens
 from kvtop.summary import load_run
@@ -90,6 +91,13 @@ def test_a_load_within_a_percent_is_called_the_same(tmp_path: Path) -> None:
     assert comparison.same_load is True
     assert "same load: realised rates within 1 %" in render(comparison)
     assert "closed loop" not in render(comparison)
+
+
+@pytest.mark.parametrize(("gap_ms", "same"), [(495.5, True), (504.5, True), (494.5, False), (505.5, False)])
+def test_the_same_load_is_within_one_percent_either_way(tmp_path: Path, gap_ms: float, same: bool) -> None:
+    """2 requests/s against 2.018 and 1.982, and against 2.022 and 1.978."""
+    first = load_run(served(tmp_path / "one", [500.0] * 10)).load
+    assert same_load(first, load_run(served(tmp_path / "two", [gap_ms] * 10)).load) is same
 
 
 Tokens = int | None

@@ -58,6 +58,7 @@ def test_options_without_a_command_are_those_of_live(capsys: pytest.CaptureFixtu
     [
         (UsageError("wrong"), 2, "kvtop: wrong\n"),
         (KvtopError("measured\nand failed"), 1, "kvtop: measured and failed\n"),
+        (KvtopError("a\x1b[31m.csv\x07: no such file"), 1, "kvtop: a?[31m.csv?: no such file\n"),
         (OSError(28, "No space left on device", "out/run.json"), 1, "kvtop: out/run.json: No space left on device\n"),
         (KeyboardInterrupt(), 130, ""),
     ],

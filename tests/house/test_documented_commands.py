@@ -27,6 +27,8 @@ DOCUMENTS = (
             "effects",
             "hit-rate",
             "memory-baselines",
+            "metrics",
+            "serve-api",
             "report",
             "statistics",
             "traces",

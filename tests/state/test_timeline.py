@@ -42,7 +42,7 @@ def comparable(state: RunState) -> dict:
     apart = ("logs", "cache", "pool", "sequences")
     fields = {name: getattr(state, name) for name in RunState.__slots__ if name not in apart}
     fields["cache"] = list(state.cache.lookups), list(state.cache.regrets)
-    pool = {name: getattr(state.pool, name) for name in PoolState.__slots__ if name != "dirty"}
+    pool = {name: getattr(state.pool, name) for name in PoolState.__slots__ if name not in ("dirty", "rekeyed")}
     pool["owners"] = [sorted(names) for names in pool["owners"]]
     sequences = {
         name: {field: getattr(seq, field) for field in type(seq).__slots__ if field != "run"}

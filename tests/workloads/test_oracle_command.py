@@ -45,6 +45,15 @@ def test_the_figures_stand_beside_their_definitions(capsys: pytest.CaptureFixtur
     assert "in the trace's order" in text
 
 
+def test_a_file_name_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "a\x1b[31mb.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [0, 1]}\n')
+    assert main(["trace", "hit-rate", str(trace), "--capacity", "1", "--policy", "lru"]) == 0
+    text = capsys.readouterr().out
+    assert "a?[31mb.jsonl (mooncake)" in text
+    assert "\x1b" not in text
+
+
 def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     found = hit_rate(capsys, SLICE, "--capacity", "1000,5000,5000", "--policy", "opt,lru")
     assert found["infinite"]["recorded_ids"] == {"hits": 5791, "of": 27305, "rate": 5791 / 27305}

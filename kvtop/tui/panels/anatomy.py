@@ -39,7 +39,7 @@ The slow set: values at or above p{SLOW} of the window; a part's time is its
 mean over that set, so that the parts add up to the mean of the set.
 handed over late  due while a step ran: submitted when that had ended
 queue: blocks     the head of the queue was refused for want of blocks
-                  (no_blocks, pinned, no_hole), or nobody was admitted because
+                  (no_blocks, pinned, no_hole), or nobody was admitted as
                   somebody had just been preempted: capacity
 queue: seats      all seats were taken
 queue: budget     the step's tokens were spent
@@ -47,7 +47,7 @@ queue: unsaid     no reason is on record for that time
 prefill           its first step until its first token
 preempted         without blocks, until it was admitted again
 with prefill      decoding, in steps that also computed prompt tokens:
-                  interference. All of that time, not only what it cost more
+                  interference. All of that time, not only what it added
 decode            decoding, in all other steps
 A refusal lasts until the next step is planned; those behind the head wait
 for its reason. ITL: a gap has one cause: preempted when it holds a

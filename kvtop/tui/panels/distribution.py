@@ -39,7 +39,7 @@ class DistributionPanel(AnalysisPanel):
     )
     HELP = f"""\
 Values of the last 60 s of run time. A row counts those up to its edge and
-above the edge before; behind it stands the share of all values up to there.
+above the edge before; behind it stands the share of all up to there.
 Percentiles interpolate linearly. Below {MIN_P99} values there is no p95 or
 p99: it would only be the largest.
 TTFT, ITL and queue: all of the window. TPOT and E2E: one value a request

@@ -19,7 +19,7 @@ class GapsPanel(AnalysisPanel):
     QUESTION = "what does a gap depend on?"
     HELP = """\
 Gaps of the last 60 s, by the step that ended them: how many sequences
-decoded in it (in powers of two), and whether it also computed prompt tokens.
+decoded in it (in powers of two), and whether it computed prompts too.
 Gaps that hold a preemption are among them: they end in a step like others.
 The bar is p50."""
 

@@ -29,7 +29,7 @@ class LifePanel(TextPanel):
     HELP = """\
 late      it was due while a step ran, and handed over when that had ended
 queue     it waited: behind whom, or for what
-prefill   its prompt was computed (chunk by chunk), or what the cache lacked
+prefill   its prompt was computed, chunk by chunk, as far as not cached
 decode    a token a step
 preempted it lost its blocks: for whom, and what was thrown away
 redo      positions are computed that had been computed before

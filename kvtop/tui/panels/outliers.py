@@ -28,7 +28,7 @@ class OutliersPanel(Panel):
     HELP = """\
 The slowest values of the last 60 s. Mostly: the part that took most of its
 time, with its share of it; of a gap its one cause, and the step that ended
-it. Enter leads to the request; of a gap it takes every screen to that step."""
+it. Enter leads to the request; of a gap, every screen goes to that step."""
 
     analysis: Analysis | None = None
 

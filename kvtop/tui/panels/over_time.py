@@ -24,8 +24,8 @@ class OverTimePanel(AnalysisPanel):
     TITLE = "Over time"
     QUESTION = "when, and what happened then?"
     HELP = """\
-A column is its share of the last 60 s (or of the run), newest right: one bar
-up to the p50 of its values, one up to their p95 (of few: the largest).
+A column is its share of the last 60 s (or of the run), newest right: full
+up to the p50 of its values, shaded to their p95 (of few: the largest).
 P preemption  e burst of evictions  x burst of misses of evicted blocks
 m mark        , and . lead from one to the next"""
 

@@ -14,7 +14,7 @@ class PartingPanel(ComparePanel):
     TITLE = "First divergence"
     QUESTION = "where did they first decide differently?"
     HELP = """\
-The decision logs of both runs are held against each other step by step. Until
+The decision logs of both are held against each other step by step. Until
 the first difference they are one run: the same requests, blocks and times.
 What differs later may be a consequence of it.
 Enter takes both runs, and every screen, to that step (Esc leads back)."""

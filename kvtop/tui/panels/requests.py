@@ -51,7 +51,7 @@ queue      until the first step that computed a token of it
 ITL        its last gap between tokens (ended: the longest); TPOT: the mean
 ETA        until its token limit at the pace of its last gap
 pre, redo  how often it lost its blocks; tokens computed again
-A waiting row says what it needs, what there is now (fresh + idle - promised)
+A waiting row says what it needs, what there is (fresh + idle - promised)
 and, for the head of the queue, when that is enough: as soon as those named
 have run to their token limit. It is an estimate; they may stop earlier.
 w tells the whole life of the selected one, Enter draws it.

@@ -61,12 +61,12 @@ class TracksPanel(ComparePanel):
     TITLE = "On one clock"
     QUESTION = "when did they differ?"
     HELP = """\
-A column is the same stretch of time in both runs, newest right; how long it
-is stands in the title. Both runs of a row have one scale: its largest value
-stands at the left.
+A column is the same stretch of time in both runs, newest right; the title
+says how long. Both runs of a row have one scale: its largest value stands
+at the left.
 used blocks, waiting   at the end of the column
 TTFT, ITL              mean of it; of the last 60 s
-hit %                  prompt tokens found / looked up in it; of the last 60 s
+hit %                  prompt tokens found / looked up; of the last 60 s
 evictions              in it"""
 
     def note(self, frame: Frame) -> Line:

@@ -37,7 +37,7 @@ class VersusPanel(ComparePanel):
     QUESTION = "did it help?"
     HELP = """\
 Two runs of one workload at the same moment of their clock.
-Latencies: percentiles over the requests that have ended in both by now, and
+Latencies: percentiles over the requests that have ended in both, and
 the relative change, with a 95 % interval from a moving-block bootstrap of
 the same requests in pairs. It is about this pair of runs only; replicates
 (kvtop bench --replicates) say more.
