@@ -31,11 +31,12 @@ def between(rows: list[Row], start_s: float = 0.0, end_s: float | None = None) -
         raise WorkloadError(f"start is {start_s:g} s and end {end:g} s, expected 0 <= start < end")
     low, high = round(start_s * NS_PER_S), math.inf if end == math.inf else round(end * NS_PER_S)
     kept = [row for row in rows if low <= row.arrival_ns < high]
+    when = f"from {start_s:g} s {'on' if end_s is None else f'to {end:g} s'}"
     if not kept:
         last_s = rows[-1].arrival_ns / NS_PER_S
-        raise WorkloadError(f"nothing arrives from {start_s:g} s to {end:g} s: the last arrival is at {last_s:,.3f} s")
+        raise WorkloadError(f"nothing arrives {when}: the last arrival is at {last_s:,.3f} s")
     first_ns = kept[0].arrival_ns
-    text = f"{len(kept):,} of {counted(len(rows), 'request')}: those that arrive from {start_s:g} s to {end:g} s"
+    text = f"{len(kept):,} of {counted(len(rows), 'request')}: those that arrive {when}"
     return [replace(row, arrival_ns=row.arrival_ns - first_ns) for row in kept], [text]
 
 

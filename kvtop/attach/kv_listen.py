@@ -1,13 +1,14 @@
 """Receive KV events over ZeroMQ and ask for the ones that were lost. It decodes and counts, and does nothing else.
 
 A server *binds* its endpoint (``tcp://*:5557``), kvtop connects to it. A replay endpoint is a ROUTER: it is sent a
-sequence number and answers with every message from there on that it still has, then with the number -1.
+sequence number and answers with every message from there on that it still has, then with the number -1. It is asked at
+each connection too, the first and those after a loss: what an idle server has cached is known without waiting for it
+to publish something, and so is that a server was restarted.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from kvtop.attach.kv_decode import BadMessage, Batch, decode_batch, sequence_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 RECEIVE_LIMIT = 1_000_000  # messages that wait to be received; the publisher's own limit is 100,000 by default
 BURST = 500  # messages taken between two looks at anything else
 REPLAY_S = 2.0
+LAST = (1 << 63) - 1
 
 
 def check_endpoint(text: str) -> str:
@@ -52,12 +54,16 @@ class KvListener:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[zmq.Socket[bytes], str] = {}
+        self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._replays = dict(zip(endpoints, replays, strict=True))
         for endpoint in endpoints:
             socket = self._context.socket(zmq.SUB)
             socket.setsockopt(zmq.RCVHWM, RECEIVE_LIMIT)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SUBSCRIBE, b"")
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._poller.register(monitor, zmq.POLLIN)
+            self._monitors[monitor] = endpoint
             socket.connect(endpoint)
             self._poller.register(socket, zmq.POLLIN)
             self._sockets[socket] = endpoint
@@ -67,7 +73,10 @@ class KvListener:
         import zmq
 
         count = 0
-        for socket, _ in self._poller.poll(int(timeout_s * 1000)):
+        ready = [socket for socket, _ in self._poller.poll(int(timeout_s * 1000))]
+        for monitor in [socket for socket in ready if socket in self._monitors]:
+            self._connection(monitor)
+        for socket in [socket for socket in ready if socket in self._sockets]:
             endpoint = self._sockets[socket]
             for _ in range(BURST):
                 try:
@@ -77,6 +86,19 @@ class KvListener:
                 count += 1
                 self._take(endpoint, frames)
         return count
+
+    def _connection(self, monitor: zmq.Socket[bytes]) -> None:
+        """A connection was made or lost."""
+        import zmq
+        from zmq.utils.monitor import recv_monitor_message
+
+        endpoint = self._monitors[monitor]
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            self.tracker.cut(endpoint)
+        elif self._replays[endpoint]:
+            found, is_whole = self._ask(self._replays[endpoint], 0, LAST)
+            if is_whole:
+                self.tracker.resume(endpoint, found, time.time())
 
     def _take(self, endpoint: str, frames: list[bytes]) -> None:
         try:
@@ -91,13 +113,13 @@ class KvListener:
         self.tracker.take(endpoint, seq, batch, time.time(), replay)
 
     def _replay_of(self, endpoint: str) -> Replay:
-        return lambda first, last: self._ask(self._replays[endpoint], first, last)
+        return lambda first, last: self._ask(self._replays[endpoint], first, last)[0]
 
-    def _ask(self, endpoint: str, first: int, last: int) -> list[tuple[int, Batch]]:
-        """Messages ``first .. last`` as far as the endpoint has them and answers within ``REPLAY_S``."""
+    def _ask(self, endpoint: str, first: int, last: int) -> tuple[list[tuple[int, Batch]], bool]:
+        """Messages ``first .. last`` as far as the endpoint has them and answers within ``REPLAY_S``; whether it did."""
         import zmq
 
-        found: deque[tuple[int, Batch]] = deque()
+        found: list[tuple[int, Batch]] = []
         with self._context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
@@ -109,11 +131,11 @@ class KvListener:
                 try:
                     seq = sequence_of(frames[-2]) if len(frames) >= 2 else -1
                     if seq < 0 or seq > last:
-                        break
+                        return found, True
                     found.append((seq, decode_batch(frames[-1])))
                 except BadMessage:
                     break
-        return list(found)
+        return found, False
 
     def close(self) -> None:
         """Drop the connections. Nothing waits."""

@@ -19,6 +19,7 @@ from kvtop.engine.events import BlockRow, Decision, Event, Keyframe, KvEvents, K
 GROWTH = 2
 FIRST_BLOCKS = 256  # of a pool whose size is not known
 MAX_REPLAY = 1_000_000  # messages; a larger jump of the sequence numbers is no gap that anybody could fill
+CUT = "the connection was lost: what is cached since is not known"
 
 Replay = Callable[[int, int], list[tuple[int, Batch]]]
 """(first, last missing sequence number) -> what the publisher still has of it, in order."""
@@ -48,6 +49,8 @@ class _Rank:
     partial: str = ""
     lag_ns: int | None = None
     groups: set[int] = field(default_factory=set)
+    last_t_s: float | None = None  # the publisher's clock at ``last_seq``
+    resumed_seq: int = -1  # up to here messages were asked for, and may come once more by themselves
 
     @property
     def name(self) -> Name:
@@ -84,12 +87,40 @@ class KvTracker:
         if rank is None:
             rank = self.ranks[name] = _Rank(*name)
             self._join(rank, seq, now_s, replay)
+        elif _is_copy(rank, seq, batch):
+            return
         elif seq <= rank.last_seq:  # a publisher counts up from 0, and never back
             self._restarted(rank)
             self._join(rank, seq, now_s, replay)
         elif seq > rank.last_seq + 1:
             self._fill(rank, rank.last_seq + 1, seq - 1, now_s, replay)
+        if rank.partial == CUT:
+            rank.partial = ""
         self._apply(rank, seq, batch, now_s)
+
+    def cut(self, source: str) -> None:
+        """The connection to an endpoint is gone; its server may be, and what it had cached with it."""
+        for rank in self.ranks.values():
+            if rank.source == source and not rank.partial:
+                rank.partial, self._heard = CUT, True
+
+    def resume(self, source: str, found: list[tuple[int, Batch]], now_s: float) -> None:
+        """An endpoint is connected: ``found`` is all that it still has, in order. It may be another server by now."""
+        for rank in [rank for rank in self.ranks.values() if rank.source == source]:
+            own = {seq: batch for seq, batch in found if (batch.rank or 0) == rank.number}
+            known = own.get(rank.last_seq)
+            if max(own, default=-1) < rank.last_seq or (known is not None and known.t_s != rank.last_t_s):
+                self._restarted(rank)
+            elif rank.partial == CUT:
+                rank.partial = ""
+            self._heard = True
+        for seq, batch in found:
+            rank = self.ranks.get((source, batch.rank or 0))
+            if rank is None or seq > rank.last_seq:
+                self.take(source, seq, batch, now_s, _nothing_more)
+                rank = self.ranks[source, batch.rank or 0]
+                rank.num_replayed += 1
+                rank.resumed_seq = seq
 
     def _join(self, rank: _Rank, seq: int, now_s: float, replay: Replay | None) -> None:
         """The first message of a rank: what came before it, if anything did, has to be asked for."""
@@ -125,10 +156,10 @@ class KvTracker:
     def _restarted(self, rank: _Rank) -> None:
         self.notes.append(f"{rank.source} rank {rank.number}: its publisher began anew: what it had cached is gone")
         self._clear(rank, "restart")
-        rank.last_seq, rank.partial = -1, ""
+        rank.last_seq, rank.resumed_seq, rank.last_t_s, rank.partial = -1, -1, None, ""
 
     def _apply(self, rank: _Rank, seq: int, batch: Batch, now_s: float) -> None:
-        rank.last_seq, self._heard = seq, True
+        rank.last_seq, rank.last_t_s, self._heard = seq, batch.t_s, True
         rank.num_messages += 1
         rank.num_events += len(batch.events)
         lag_s = None if batch.t_s is None else now_s - batch.t_s
@@ -310,6 +341,18 @@ class KvTracker:
             )
             for rank in self.ranks.values()
         ]  # fmt: skip
+
+
+def _nothing_more(first: int, last: int) -> list[tuple[int, Batch]]:
+    """The replay of an endpoint that has told all it has."""
+    return []
+
+
+def _is_copy(rank: _Rank, seq: int, batch: Batch) -> bool:
+    """Whether a message came both by itself and by asking: a publisher that begins anew has a later clock."""
+    if seq > rank.resumed_seq or batch.t_s is None or rank.last_t_s is None:
+        return False
+    return batch.t_s <= rank.last_t_s
 
 
 def _is_id(value: object) -> bool:

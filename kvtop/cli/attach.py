@@ -93,6 +93,11 @@ def one_line(state: RunState) -> str:
     if state.attached is None:
         return "no answer yet"
     names = ("pool.used_share", "queue.running", "queue.waiting", "cache.hit_rate", "latency.ttft_p50_ns")
-    parts = [f"{NUMBERS[name].title} {told(state, NUMBERS[name])[0]}" for name in names]
     problems = [f"{s.name}: {s.problem}" for s in state.attached.servers.values() if s.problem]
+    # Where nobody has answered yet, the reason is said once, not beside each figure.
+    parts = [
+        f"{NUMBERS[name].title} {told(state, NUMBERS[name])[0]}"
+        for name in names
+        if state.attached.rows or not problems
+    ]
     return clean("; ".join([f"{state.t_ns / 1e9:.0f} s", *parts, *problems]))

@@ -21,7 +21,7 @@ Fit what a step costs (docs/simulation.md) to the steps of runs with a real mode
 batch, context, ms), and print the error. `--cost-model FILE` then simulates with these constants."""
 
 EXAMPLES = """
-kvtop calibrate results/real/fcfs-default-1a2b3c4d -o cost.json
+kvtop calibrate results/real -o cost.json
 kvtop calibrate times.csv --model llama-2-70b --tp 8 -o a100.json
 kvtop bench -w azure-conv -p fcfs -p sjf --executor sim --cost-model cost.json -o results/simulated
 """
@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from kvtop.calc import DTYPE_BYTES
 
     parser.add_argument(
-        "sources", nargs="+", type=Path, metavar="RUN", help="run directory, or a .csv or .csv.gz table"
-    )
+        "sources", nargs="+", type=Path, metavar="RUN",
+        help="run directory, a directory of runs, or a .csv or .csv.gz table",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the cost model there")
     parser.add_argument(
         "-m",

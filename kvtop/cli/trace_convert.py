@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     writers = {name: found.write for name, found in FORMATS.items() if found.write is not None}
     if args.to not in writers:
         raise UnknownName("format to write", args.to, writers)
+    _spare_the_source(args.files, args.output)
     trace = changed(sliced(load_trace(args.files, args.format, read_options(args)), args), args)
     if args.to != "kvtop":
         trace = answered(trace)
@@ -74,6 +75,18 @@ def run(args: argparse.Namespace) -> int:
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     return 0
+
+
+def _spare_the_source(files: Iterable[str], output: Path) -> None:
+    """Refuse to write over what is read: of a recording there may be no other copy.
+
+    Raises:
+        UsageError: ``output`` is one of the files, under whatever name.
+    """
+    from kvtop.engine.errors import UsageError
+
+    if output.resolve() in [Path(file).resolve() for file in files]:
+        raise UsageError(f"-o {output}: is the trace that is read, expected another file")
 
 
 def changed(trace: Trace, args: argparse.Namespace) -> Trace:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from kvtop.cli.run_options import add_json
-from kvtop.cli.text import MISSING, percent, significant, table
+from kvtop.cli.text import MISSING, harmless, percent, significant, table
 from kvtop.cli.trace_options import add_trace_options, read_options, sliced
 from kvtop.workloads.words import counted
 
@@ -54,7 +54,7 @@ def render(found: dict[str, Any]) -> str:
         lines.append("classes     " + ", ".join(f"{name} {num:,}" for name, num in found["classes"].items()))
     lines += ["", _lengths(found), f"tokens counted by {found['tokens_counted_by']}"]
     lines += [f"note: {notice}" for notice in found["notices"]]
-    return "\n".join(lines)
+    return harmless("\n".join(lines))
 
 
 def _arrival_lines(arrivals: dict[str, Any]) -> list[str]:
@@ -75,8 +75,8 @@ def _id_lines(ids: dict[str, Any] | None) -> list[str]:
         return ["ids         none: nothing is known about shared prefixes"]
     rounding = {"ceil": "a partial last block has one", "floor": "full blocks only", None: MISSING}[ids["rounding"]]
     return [
-        f"ids         one for each {ids['block_tokens']} prompt tokens ({ids['rounding'] or MISSING}: {rounding}); "
-        f"{ids['distinct']:,} distinct of {ids['total']:,}, {percent(ids['seen_before_share'])} seen before"
+        f"ids         one for each {ids['block_tokens']} prompt tokens ({ids['rounding'] or MISSING}: {rounding})",
+        f"            {ids['distinct']:,} distinct of {ids['total']:,}, {percent(ids['seen_before_share'])} seen before",
     ]
 
 

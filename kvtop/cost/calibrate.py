@@ -19,7 +19,7 @@ from kvtop.engine.errors import UsageError
 from kvtop.engine.executors.sim_cost import CostModel, Work
 from kvtop.model_shape import ModelShape, find_shape
 from kvtop.presets import MODELS
-from kvtop.results.load import Run, open_run
+from kvtop.results.load import Run, find_runs, open_run
 
 CALLED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -35,7 +35,7 @@ class Calibration:
 
 
 def calibrate(sources: Sequence[Path], *, model: str | None, tp: int, dtype: str | None) -> Calibration:
-    """Fit all sources together: runs of one model on one machine, or one table.
+    """Fit all sources together: runs of one model on one machine (or directories of them), or one table.
 
     Raises:
         UsageError: a source that cannot be used, runs that do not belong together, a model that is not known.
@@ -47,7 +47,7 @@ def calibrate(sources: Sequence[Path], *, model: str | None, tp: int, dtype: str
         return _of_table(tables[0], model, tp, dtype or "fp16")
     if tp != 1 or dtype is not None:
         raise UsageError(f"{'--tp' if tp != 1 else '--dtype'} describes a table; a run says it itself")
-    return _of_runs([open_run(path) for path in sources], model)
+    return _of_runs([open_run(run) for path in sources for run in find_runs(path) or [path]], model)
 
 
 def _of_table(path: Path, model: str | None, tp: int, dtype: str) -> Calibration:

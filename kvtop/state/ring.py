@@ -81,11 +81,11 @@ class Ring:
         return not self.segments or self.segments[-1].work >= SEGMENT_WORK
 
     def begin(self, state: RunState) -> None:
-        """End the open segment; ``state`` is where the next one starts. ``tidy`` puts the ended one on disk."""
-        self.tidy()
+        """End the open segment; ``state`` is where the next one starts. It goes to disk a little later."""
+        self._tidy()
         self.segments.append(Segment(state.step, state.t_ns, self._copier.freeze(state)))
 
-    def tidy(self) -> None:
+    def _tidy(self) -> None:
         """Put an ended segment on disk: at another moment than the copy that ended it, so that neither is long."""
         if len(self.segments) > 1 and self.segments[-2].place is None:
             self._close(self.segments[-2])
@@ -94,6 +94,8 @@ class Ring:
         last = self.segments[-1]
         last.events.append(event)
         last.work += work_of(event)
+        if last.work > SEGMENT_WORK // 4:
+            self._tidy()
 
     def read(self, segment: Segment) -> tuple[bytes, list[Event]]:
         """The frozen state and the events of a segment; the events of the open one go on growing."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding
 from textual.screen import Screen
@@ -20,7 +23,7 @@ from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
 from kvtop.tui.commands import KvtopCommands
 from kvtop.tui.device_watch import DeviceWatch
-from kvtop.tui.feed import Feed, Session
+from kvtop.tui.feed import FOLD_BUDGET_S, Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.ask import AskScreen
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
     from kvtop.tui.lanes import Lanes
 
 CTRL_C_WINDOW_S = 1.0
+# While the run is ahead of what has been folded, folding is done in slices with rests between. A key comes first: a
+# screen that opens takes dozens of turns of the event loop, and each of them would wait for a slice.
+SLICE_S, REST_S = FOLD_BUDGET_S, 0.01
+KEY_SLICE_S, KEY_REST_S = 0.01, 0.03
+KEY_WINDOW_S = 0.4
+LOAD_EVERY_S = 0.3  # a module that a screen not shown yet needs, so that its key need not wait for that
 NEXT_EVENT = ("preempt", "evict", "reject")
 _SCREENS = Binding.Group("screens", compact=True)
 
@@ -104,6 +113,8 @@ class KvtopApp(App[None]):
         self._told_end = False
         self._start_speed: float | None = speed if replay else None  # until the first step is there to start from
         self._ticked_s = time.monotonic()
+        self._input_s = -KEY_WINDOW_S  # when a key or the mouse was pressed last
+        self._catching_up = False  # a timer that folds the next slice is running
         for one in themes():
             self.register_theme(one)
         self.theme = "mono" if "NO_COLOR" in os.environ else theme
@@ -116,6 +127,15 @@ class KvtopApp(App[None]):
         self.push_screen(self._screen_of(SCREENS[0]))
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
+        self.call_after_refresh(gc.enable)  # ``launch`` has turned it off until now
+        self._to_load = [*(entry.module for entry in SCREENS[1:]), "numpy"]  # which sorts the block map
+        self._loading = self.set_interval(LOAD_EVERY_S, self._load_screen)
+
+    def _load_screen(self) -> None:
+        if not self._to_load:
+            self._loading.stop()
+        elif self.is_running and not self._has_priority_input:
+            import_module(self._to_load.pop(0))
 
     def _restyle(self) -> None:
         """Widgets that draw their own rows keep what they have drawn: of another theme it is no longer right."""
@@ -139,13 +159,40 @@ class KvtopApp(App[None]):
         """Fold what the session has, then show it if it differs from what is on the screen."""
         if not self.is_running:  # shutting down: timers still fire while the screens are taken apart
             return
-        (self.lanes or self.feed).fold_pending()
+        self._fold_slice()
         self.feed.follow_clock()
         self._play()
         self._show()
         self._tell_end()
-        if (self.lanes or self.feed).behind:
-            self.set_timer(0.01, self.tick)
+
+    def _fold_slice(self) -> None:
+        """Fold for a while; what is left is folded between ticks, without drawing until all of it is."""
+        feed = self.lanes or self.feed
+        key_first = self._has_priority_input
+        feed.fold_pending(KEY_SLICE_S if key_first else SLICE_S)
+        if feed.behind and not self._catching_up:
+            self._catching_up = True
+            self.set_timer(KEY_REST_S if key_first else REST_S, self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._catching_up = False
+        if not self.is_running:
+            return
+        self._fold_slice()
+        if not self._catching_up:
+            self._show()
+            self._tell_end()
+
+    @property
+    def _has_priority_input(self) -> bool:
+        """Somebody has just pressed something, or waits for a screen that has not been drawn yet."""
+        opening = isinstance(self.screen, FrameScreen) and self.screen is not self._shown_on
+        return opening or time.monotonic() - self._input_s < KEY_WINDOW_S
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, (events.Key, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)):
+            self._input_s = time.monotonic()
+        await super().on_event(event)
 
     def _play(self) -> None:
         now_s = time.monotonic()
@@ -184,6 +231,8 @@ class KvtopApp(App[None]):
         if not self._shown or self._shown[6] != live.status:
             self.refresh_bindings()
         whole = screen is not self._shown_on
+        if whole:  # it is laid out and drawn next
+            self._input_s = time.monotonic()
         self._shown, self._shown_on = now, screen
         self._sharing.update(state.pool)
         dirty = state.pool.dirty if state.pool else set()

@@ -13,7 +13,7 @@ from typing import Protocol
 from kvtop.engine.events import Command, Event, Keyframe, RunEnded, StepEvent
 from kvtop.state.timeline import Timeline
 
-FOLD_BUDGET_S = 0.06  # of a tick: what is left over is folded right after the next key
+FOLD_BUDGET_S = 0.06  # of a tick
 
 
 class Session(Protocol):

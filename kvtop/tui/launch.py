@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+from typing import TYPE_CHECKING
 
-from kvtop.tui.app import KvtopApp
-from kvtop.tui.feed import Session, StartableSession
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.terminal import captured_stderr, check_terminal
-from kvtop.tui.theme import DEFAULT
+
+if TYPE_CHECKING:
+    from kvtop.tui.feed import Session, StartableSession
 
 STOP_TIMEOUT_S = 5.0
 
@@ -22,7 +24,7 @@ def run_app(
     hz: float = 4.0,
     replay: bool = False,
     speed: float = 1.0,
-    theme: str = DEFAULT,
+    theme: str = "dark",
 ) -> int:
     """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
 
@@ -34,8 +36,12 @@ def run_app(
         UsageError: there is no terminal to draw on (nothing has been started then).
     """
     check_terminal()
+    # What is made until the first screen stands is there to stay: a search for garbage in it costs a tenth of the way.
+    gc.disable()
     try:
         session.start()
+        from kvtop.tui.app import KvtopApp  # half the way to the screen: the model loads meanwhile
+
         with captured_stderr() as native:
             plain = ascii or not locale_is_utf8()
             app = KvtopApp(
@@ -45,6 +51,7 @@ def run_app(
                 follow(lambda: app.state)
             app.run(mouse=mouse)
     finally:
+        gc.enable()
         stop_session(session)
     return app.return_code or 0
 

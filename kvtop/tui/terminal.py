@@ -10,12 +10,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-
-from textual.app import App
+from typing import TYPE_CHECKING
 
 from kvtop.engine.errors import UsageError
 
+if TYPE_CHECKING:
+    from textual.app import App
+
 NATIVE_LINES = 200  # of file descriptor 2, the last ones kept
+LOOK_EVERY_S = 2.0  # whether the terminal is still there
 
 
 def check_terminal() -> None:
@@ -68,7 +71,17 @@ def _collect(read_end: int, lines: deque[str]) -> None:
 
 
 def exit_on_signals(app: App) -> None:
-    """Let the application end in order, terminal restored, when it is told to go. Call with its loop running."""
+    """Let the application end in order, terminal restored, when it is told to go. Call with its loop running.
+
+    A terminal that is gone tells it, too: not every one that is closed sends SIGHUP, and not every process gets it.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, lambda code=128 + number: app.exit(return_code=code))
+    if "TEXTUAL_DRIVER" not in os.environ:
+        app.set_interval(LOOK_EVERY_S, lambda: None if _has_terminal() else app.exit(return_code=128 + signal.SIGHUP))
+
+
+def _has_terminal() -> bool:
+    """Asks the terminal itself: of one that was closed nothing can be asked any more."""
+    return sys.__stdin__ is not None and sys.__stdin__.isatty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from made_runs import MS, S, arrived, finished, make_run, simple_run, steps, steps_of
 
@@ -47,6 +48,22 @@ def test_a_step_of_several_tokens_makes_as_many_gaps(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run", [*made, end]))
     assert (run.itl.n, run.itl.p50, run.itl.max) == (8, 10 * MS, 10 * MS)
     assert run.itl.mean == run.tpot.mean == 10 * MS
+
+
+def test_a_request_that_was_cut_off_shares_its_gaps_too(tmp_path: Path) -> None:
+    """Nobody tells its largest gap: the table takes it from the steps. Three gaps of 13.3 ms are the largest here."""
+    made = steps({0: [("a", 1)], 10 * MS: [("a", 1)], 50 * MS: [("a", 3)]})
+    run_dir = make_run(tmp_path / "run", [arrived("a", 0), *made])
+    (row,) = pl.read_parquet(run_dir / "requests.parquet").to_dicts()
+    assert (row["status"], row["output_tokens"], row["itl_max_ns"]) == ("cutoff", 5, 40 * MS // 3)
+
+
+def test_a_request_that_was_cut_off_has_nothing_of_an_earlier_one_of_its_name(tmp_path: Path) -> None:
+    before = [arrived("a", 0), *steps({0: [("a", 1)], 40 * MS: [("a", 1)]}), finished("a", 0, tokens=[0, 40 * MS])]
+    run_dir = make_run(tmp_path / "run", [*before, arrived("a", 50 * MS), *steps({60 * MS: [("a", 1)]})])
+    rows = pl.read_parquet(run_dir / "requests.parquet").to_dicts()
+    found = sorted((row["status"], row["output_tokens"], row["t_first_token_ns"]) for row in rows)
+    assert found == [("cutoff", 1, 60 * MS), ("ok", 2, 0)]
 
 
 def test_tpot_divides_by_produced_tokens_not_by_requested_ones(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_helpers import STEP_NS, distinct, make_engine, serve, submit
+from engine_helpers import STEP_NS, distinct, make_engine, request_rows, serve, submit
 
 from kvtop.engine.api import Engine, FinishReason, InvalidRequest, NullExecutor, SamplingParams, StepOutput
 
@@ -53,6 +53,14 @@ def test_the_text_ends_before_the_stop_string_and_the_tokens_with_it() -> None: 
     assert view.output == (1000, 1001, 1002)
     assert view.computed_tokens == 5 + 2  # the last token is never stored, as ever
     assert serve(engine, [*distinct(5, 0), 1000, 1001, 9]).cached_tokens == 4
+
+
+def test_tokens_are_those_the_engine_made_whatever_their_text_would_be_cut_into() -> None:
+    """Fifteen tokens of one space each: a tokenizer that read the text again would find fewer."""
+    engine = text_engine(*[b" "] * 15)
+    submit(engine, distinct(5, 0), m=15, rid="a", stop=("x",))
+    assert "".join(shown(engine)["a"]) == " " * 15
+    assert request_rows(engine)["a"].output_tokens == 15
 
 
 def test_what_was_held_back_is_shown_when_the_answer_ends_otherwise() -> None:

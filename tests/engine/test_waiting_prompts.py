@@ -33,14 +33,14 @@ def test_packed_prompts_are_served_as_lists_are(policy: str, code: str) -> None:
     assert serve(lambda prompt: packed(prompt, code), policy=policy) == serve(list, policy=policy)
 
 
-def test_a_waiting_prompt_is_not_copied_and_a_running_one_is_a_list() -> None:
+def test_a_waiting_prompt_is_not_copied_and_a_running_one_has_room_for_its_answer() -> None:
     engine = Engine(EngineConfig(num_blocks=6, block_size=4, max_num_seqs=1), NullExecutor())
     prompts = [packed(prompt) for prompt in PROMPTS]
     for index, prompt in enumerate(prompts):
         engine.submit_spec(RequestSpec(prompt, SamplingParams(max_tokens=4), request_id=str(index)))
     engine.step()
     running, waiting = engine.scheduler.running[0], engine.scheduler.waiting.head()
-    assert type(running.tokens) is list
+    assert list(running.tokens) == [*PROMPTS[0], 1000]  # the null executor's first token
     assert waiting is not None
     assert waiting.tokens is prompts[1]
     assert engine.abort("1")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from result_runs import STEP_NS, events_of, make_engine, record, specs
+from result_runs import STEP_NS, events_of, make_engine, manifest_of, record, specs
 
 from kvtop.engine.api import RequestSpec, SamplingParams
 from kvtop.engine.errors import InvalidRequest, KvtopError
-from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.engine.events import DECISION_FIELDS, RequestEvent, StepEvent
 from kvtop.results.builder import TableBuilder
 from kvtop.results.files import FileError
 from kvtop.results.load import open_run
@@ -124,6 +124,28 @@ def test_what_the_run_cut_off_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
         assert known[name].to_list() == known[f"{name}_whole"].to_list()
     assert (both["output_tokens"] <= both["output_tokens_whole"]).all()
     assert cut.filter(pl.col("status") == "ok").height > 0
+
+
+def test_the_decision_log_has_every_decision_in_order_whatever_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row against the events; also with keys that are no signed numbers of 64 bits."""
+    monkeypatch.setattr("kvtop.results.builder.CHUNK_ROWS", 100)
+    events = events_of(make_engine(num_blocks=9, host_cache_blocks=20), specs(40))
+    wide = ("publish", "q0", 0, 3, (1 << 63) + 7, (1 << 64) - 1)
+    events.append(StepEvent(step=999, t_start_ns=1, t_planned_ns=2, t_done_ns=3, decisions=[wide]))
+    expected: list[dict[str, object]] = []
+    for event in [event for event in events if isinstance(event, StepEvent)]:
+        for kind, *values in event.decisions:
+            row = dict(zip(DECISION_FIELDS[kind], values, strict=True))
+            row |= {"seq": len(expected), "step": event.step, "kind": kind, "run_id": manifest_of()["run_id"]}
+            row |= {"other": str(row["other"])} if row.get("other") is not None else {}
+            expected.append({name: row.get(name) for name in EVENTS if name != "t_ns"})
+    expected[-1] |= {"block_key": 7 - (1 << 63), "parent_key": -1}
+    got = tables(record(tmp_path / "run", events))["events"].drop("t_ns").to_dicts()
+    assert len(got) > 1_000
+    assert len({row["kind"] for row in expected}) > 12
+    assert got == expected
 
 
 def test_hits_in_host_memory_have_columns_of_their_own(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 from run_fakes import ListInbox, ListOutlet, ListSource, pool_of, request
 
+from kvtop.bench.progress import Progress
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, Recorder
 from kvtop.engine.events import Event, Gap, Keyframe, RequestEvent, StepEvent, decode_many
 from kvtop.run.loop import RunLoop
@@ -102,6 +103,26 @@ def test_a_fast_reader_loses_nothing(pipe) -> None:
     seen, whole, outlet = run_with_slow_reader(pipe, every=1)
     assert outlet.num_dropped == 0
     assert seen == whole
+
+
+def test_a_brief_reader_knows_as_much_of_the_progress_as_one_that_gets_everything(pipe) -> None:
+    reader, writer = pipe
+    engine = Engine(EngineConfig(num_blocks=48, block_size=4), NullExecutor(), recorder=Recorder())
+    inbox, whole = SlowReader(reader, every=1), ListOutlet()
+    source = ListSource([request(i, at_ns=i * 20_000_000, prompt=5 + i % 20, out=3 + i % 11) for i in range(100)])
+    assert RunLoop(engine, source, [PipeOutlet(writer, lossless=False, brief=True), whole], inbox).run().exit_code == 0
+    inbox.read()
+    told, known = Progress("run"), Progress("run")
+    for events, progress in ((inbox.events, told), (whole.events, known)):
+        for event in events:
+            progress.fold(event)
+    assert told == known
+    assert (told.num_ended, told.step) == (100, engine.num_steps - 1)
+    steps = [event for event in inbox.events if isinstance(event, StepEvent)]
+    assert len(steps) < sum(isinstance(event, StepEvent) for event in whole.events)
+    assert not any(event.decisions or event.emitted for event in steps)
+    assert not any(isinstance(event, Keyframe) for event in inbox.events)
+    assert any(event.decisions for event in whole.events if isinstance(event, StepEvent)), "others get all of it"
 
 
 def test_sending_to_a_reader_that_stands_still_takes_no_time(pipe) -> None:

@@ -17,7 +17,7 @@ from kvtop.workloads.spec import WorkloadSpec
 pytestmark = pytest.mark.slow
 
 QUESTIONS = ("What is the capital of France?", "Write three words in German: ä, ö, ü.", "Count from one to ten.")
-MAX_TOKENS = 40
+MAX_TOKENS = 24
 
 
 def spec(model: str) -> RunSpec:
@@ -34,6 +34,7 @@ class Reference:
         from kvtop.engine.executors import model_cache
         from kvtop.engine.executors.models import resolve
 
+        torch.set_num_threads(1)  # beside the server's process two would wait for each other
         folder = model_cache.entry(resolve("smollm2").cache_key)  # the server has made it
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -228,7 +228,7 @@ def test_a_real_run_is_predicted_then_calibrates_a_simulated_one(
     assert "give --model with its directory or config.json" in capsys.readouterr().err
     assert main(["calibrate", str(real), "-m", "smollm2-135m"]) == 2
     assert "names another model than the one that ran" in capsys.readouterr().err
-    assert main(["calibrate", str(real), "-m", str(config), "-o", str(cost), "--json"]) == 0
+    assert main(["calibrate", str(tmp_path / "real"), "-m", str(config), "-o", str(cost), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fit"]["fitted"]["num_steps"] == len(steps) >= 20
     assert found["basis"]["runs"] == [manifest["run_id"]]

@@ -265,6 +265,26 @@ def test_what_cannot_be_done_is_one_line_and_leaves_no_file(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["t.jsonl", "link.jsonl", "folder/../t.jsonl"])
+def test_what_is_read_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str):
+    source = tmp_path / "t.jsonl"
+    source.write_text('{"timestamp": 0, "input_length": 20, "output_length": 2, "hash_ids": [1]}\n')
+    (tmp_path / "link.jsonl").symlink_to(source)
+    (tmp_path / "folder").mkdir()
+    before = source.read_bytes()
+    assert main(["trace", "convert", str(source), "-o", str(tmp_path / name)]) == 2
+    assert "is the trace that is read" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_a_slice_without_an_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["trace", "convert", str(MOONCAKE_SLICE), "-o", str(tmp_path / "o.jsonl"), "--start"]
+    assert main([*words, "300"]) == 0
+    assert "those that arrive from 300 s on\n" in capsys.readouterr().err
+    assert main([*words, "9000"]) == 2
+    assert "nothing arrives from 9000 s on: the last arrival is at 330.000 s" in capsys.readouterr().err
+
+
 BROKEN = [
     ('{"kvtop_trace": 1, "arrivals": "guessed"}\n', "arrivals is 'guessed', expected recorded or"),
     ('{"kvtop_trace": 2}\n', "kvtop_trace is 2, expected 1"),

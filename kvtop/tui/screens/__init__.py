@@ -20,8 +20,11 @@ class ScreenEntry:
         """The screen's class."""
         from importlib import import_module
 
-        module, _, name = self.place.partition(":")
-        return getattr(import_module(module), name)
+        return getattr(import_module(self.module), self.place.partition(":")[2])
+
+    @property
+    def module(self) -> str:
+        return self.place.partition(":")[0]
 
 
 SCREENS: tuple[ScreenEntry, ...] = (

@@ -1,0 +1,76 @@
+"""`kvtop serve-api` as it is typed: with and without a screen, stopped by signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kvtop.cli.main import main
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tui"))
+
+from pseudo_terminal import RESTORED, PseudoTerminal  # pyright: ignore[reportMissingImports]
+
+COMMAND = [sys.executable, "-m", "kvtop", "serve-api", "--executor", "null", "--num-blocks", "64"]
+BODY = {"prompt": [1, 2, 3], "max_tokens": 5}
+
+
+def test_it_says_where_it_serves_and_ends_with_0_when_it_is_told_to() -> None:
+    with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = ""
+        while (url := re.search(r"http://127\.0\.0\.1:\d+/v1", told)) is None:
+            line = process.stderr.readline()
+            assert line, told
+            told += line
+        assert httpx2.post(f"{url[0]}/completions", json=BODY).json()["usage"]["completion_tokens"] == 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "there is no tokenizer" in told + process.stderr.read()
+
+
+def test_the_screen_shows_what_clients_do_and_gives_the_terminal_back() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    terminal = PseudoTerminal([*COMMAND, "--port", str(port), "--tui"])
+    try:
+        terminal.wait_for("64")
+        deadline_s = time.monotonic() + 20
+        while httpx2.get(f"http://127.0.0.1:{port}/health").status_code != 200:
+            assert time.monotonic() < deadline_s
+        answer = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY | {"max_tokens": 40}).json()
+        assert answer["usage"]["completion_tokens"] == 40
+        terminal.wait_for("step 39")  # the first one is 0
+        terminal.press(b"q")
+        assert terminal.wait() == 0
+        assert all(sequence in terminal.output for sequence in RESTORED)
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "'70000' is no port (expected 0 to 65535)"),
+        (["--eviction", "belady"], "nobody knows what clients will send"),
+        (["--executor", "nul"], "did you mean 'null'?"),
+        (["--record-workload", "/nowhere/x.jsonl", "--executor", "null"], "/nowhere"),
+        (["--host", "256.1.1.1", "--executor", "null"], "cannot listen on 256.1.1.1:8000"),
+    ],
+)
+def test_options_that_cannot_work_are_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["serve-api", *words])
+    told = capsys.readouterr().err
+    assert message in told
+    assert (code, told.count("\n")) in ((2, 1), (1, 1))

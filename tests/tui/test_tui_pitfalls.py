@@ -1,0 +1,125 @@
+"""What TUIs are known to get wrong: a terminal that goes away, poor terminals, idle bytes, extreme sizes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+from pseudo_terminal import RESTORED, PseudoTerminal
+from rich.cells import cell_len
+from tui_fakes import app_with, go, recorded, screen_lines, settled
+
+from kvtop.tui import glyphs
+from kvtop.tui.screens import SCREENS
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tui_fakes import FakeSession, recorded
+from kvtop.tui.launch import run_app
+
+sys.exit(run_app(FakeSession(recorded()[:20]), mouse="nomouse" not in sys.argv))
+"""
+
+
+@pytest.fixture
+def terminal():
+    opened: list[PseudoTerminal] = []
+
+    def start(*flags: str, folder: Path | None = None, **environment: str) -> PseudoTerminal:
+        here = f"cd {folder or Path.cwd()} && exec "
+        words = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), *flags]
+        command = ["sh", "-c", here + '"$@"', "sh", *words]
+        opened.append(PseudoTerminal(command, **environment))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_a_terminal_that_goes_away_ends_the_process_even_without_a_signal(terminal):
+    screen = terminal()
+    screen.read_until(b"Findings")
+    os.close(screen.master)
+    assert screen.process.wait(15) == 128 + 1  # as if SIGHUP had come
+
+
+def test_ctrl_c_twice_leaves_a_clean_terminal(terminal):
+    screen = terminal()
+    screen.read_until(b"Findings")
+    screen.press(b"\x03\x03")
+    assert screen.wait() == 130
+    assert all(code in screen.output for code in RESTORED)
+    assert b"Traceback" not in screen.output
+    screen_codes = screen.output.rfind(b"\x1b[?1049h"), screen.output.rfind(b"\x1b[?1049l")
+    assert screen_codes[0] < screen_codes[1]
+    os.close(screen.master)
+
+
+def test_an_old_terminal_without_colours_utf_8_or_a_mouse(terminal, tmp_path):
+    screen = terminal("nomouse", folder=tmp_path, LC_ALL="C", PYTHONUTF8="0", NO_COLOR="1")
+    screen.read_until(b"Findings")
+    end_s = time.monotonic() + 0.7  # the time line and the footer, too
+    while time.monotonic() < end_s:
+        screen._read(0.1)
+    screen.output, end_s = screen.output + b"<IDLE>", time.monotonic() + 2.0
+    while time.monotonic() < end_s:
+        screen._read(0.1)
+    drawn, idle = screen.output.split(b"<IDLE>")
+    assert len(idle) < 1_000, idle  # 500 a second
+    screen.press(b"q")
+    assert screen.wait() == 0
+    os.close(screen.master)
+    assert drawn.isascii()
+    for code in re.findall(rb"\x1b\[([0-9;]*)m", screen.output):
+        for number in code.split(b";"):
+            assert number in (b"", b"0", b"1", b"2", b"3", b"4", b"7", b"39", b"49"), code
+    assert not re.search(rb"\x1b\[\?100[0236]h", screen.output)
+    assert list(tmp_path.iterdir()) == []  # nothing is written where the user stands
+
+
+def test_standard_error_in_a_file_is_refused_before_anything_is_drawn(tmp_path):
+    told = tmp_path / "told"
+    shell = f'"{sys.executable}" -m kvtop live --executor null 2>"{told}"'
+    screen = PseudoTerminal(["sh", "-c", shell])
+    assert screen.wait() == 2
+    screen.close()
+    assert b"\x1b[?1049h" not in screen.output
+    assert told.read_text().count("\n") == 1
+    assert "standard error is not a terminal" in told.read_text()
+
+
+@pytest.mark.parametrize("entry", SCREENS, ids=lambda entry: entry.name)
+async def test_every_screen_fills_the_smallest_and_the_largest_terminal(entry):
+    app = app_with(recorded())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await go(pilot, entry.key)
+        for width, height in ((1, 1), (300, 100), (3, 90), (61, 17)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            app.tick()
+            await pilot.pause()
+            lines = screen_lines(app)
+            assert len(lines) == height
+            assert all(cell_len(line) == width for line in lines), (width, height)
+
+
+def test_glyphs_of_the_map_are_one_cell_wide_in_every_terminal():
+    for glyph in (glyphs.FRESH, glyphs.IDLE, glyphs.USED, glyphs.PARTIAL, glyphs.TRANSFER, glyphs.MANY):
+        assert unicodedata.east_asian_width(glyph) in ("N", "Na"), glyph
+
+
+def test_the_application_is_not_imported_by_what_starts_without_a_screen():
+    code = "import sys, kvtop.tui.launch; print([m for m in ('textual', 'numpy', 'torch') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"  # the engine is started first, and loads while Textual is imported
