@@ -58,7 +58,7 @@ class BlockPool:
         self.block_size = block_size
         self.refcount = [0] * num_blocks
         self.pins = [0] * num_blocks
-        self._num_pins = 0
+        self.num_pins = 0  # in all: the sum of ``pins``
         self.filled = [0] * num_blocks  # token slots written
         self.filled_used = 0  # sum of ``filled`` over used blocks
         self.num_used = 0
@@ -140,7 +140,7 @@ class BlockPool:
         """
         refcount, read = self.refcount, reader(blocks)
         counts = read(refcount)
-        by_tables = map(sub, counts, read(self.pins)) if self._num_pins else counts
+        by_tables = map(sub, counts, read(self.pins)) if self.num_pins else counts
         if len(set(blocks)) < len(blocks) or min(by_tables, default=1) < 1:
             self._check_held(blocks, owner)
             self._unref(blocks, step)
@@ -176,7 +176,7 @@ class BlockPool:
             raise InvariantError(f"block {block} is fresh: there is nothing to pin")
         self.acquire(block, "pin")
         self.pins[block] += 1
-        self._num_pins += 1
+        self.num_pins += 1
 
     def unpin(self, block: int, step: int) -> None:
         """Undo one ``pin``.
@@ -187,7 +187,7 @@ class BlockPool:
         if not self.pins[block]:
             raise InvariantError(f"block {block} is not pinned")
         self.pins[block] -= 1
-        self._num_pins -= 1
+        self.num_pins -= 1
         self._unref((block,), step)
 
     def fill(self, table: Seq[int], start: int, end: int) -> None:

@@ -194,7 +194,9 @@ class CachingAllocator(Allocator):
     def _why_short(self, need: int, have: int) -> WaitReason:
         """Pinned, when the blocks that only pins hold would have been enough."""
         pool = self.pool
-        held = sum(1 for b, pins in enumerate(pool.pins) if pins and pool.refcount[b] == pins) if any(pool.pins) else 0
+        held = 0
+        if pool.num_pins:  # this is asked whenever somebody is refused: the pool is looked through for pins only
+            held = sum(1 for b, pins in enumerate(pool.pins) if pins and pool.refcount[b] == pins)
         return WaitReason.PINNED if held and need <= have + held else WaitReason.NO_BLOCKS
 
     def _no_plan(self, need: int, have: int) -> Shortage:

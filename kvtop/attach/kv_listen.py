@@ -116,7 +116,7 @@ class KvListener:
         return lambda first, last: self._ask(self._replays[endpoint], first, last)[0]
 
     def _ask(self, endpoint: str, first: int, last: int) -> tuple[list[tuple[int, Batch]], bool]:
-        """Messages ``first .. last`` as far as the endpoint has them and answers within ``REPLAY_S``; whether it did."""
+        """Messages ``first .. last`` as far as the endpoint has them, and whether it told all within ``REPLAY_S``."""
         import zmq
 
         found: list[tuple[int, Batch]] = []
@@ -129,7 +129,9 @@ class KvListener:
             while (left_s := deadline - time.monotonic()) > 0 and socket.poll(int(left_s * 1000)):
                 frames = socket.recv_multipart()
                 try:
-                    seq = sequence_of(frames[-2]) if len(frames) >= 2 else -1
+                    if len(frames) < 2:
+                        break
+                    seq = sequence_of(frames[-2])
                     if seq < 0 or seq > last:
                         return found, True
                     found.append((seq, decode_batch(frames[-1])))

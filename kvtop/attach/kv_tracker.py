@@ -120,7 +120,7 @@ class KvTracker:
                 self.take(source, seq, batch, now_s, _nothing_more)
                 rank = self.ranks[source, batch.rank or 0]
                 rank.num_replayed += 1
-                rank.resumed_seq = seq
+                rank.resumed_seq, rank.lag_ns = seq, None
 
     def _join(self, rank: _Rank, seq: int, now_s: float, replay: Replay | None) -> None:
         """The first message of a rank: what came before it, if anything did, has to be asked for."""

@@ -9,6 +9,7 @@ from kvtop.inference import Interval
 from kvtop.measures import Measure
 
 Cell = Callable[[float], str]
+SAME = "same"
 
 
 def format_value(measure: Measure, value: float | None) -> str:
@@ -34,7 +35,7 @@ def format_change(measure: Measure, change: float | None) -> str:
     if change is None:
         return MISSING
     if change == 0:
-        return "same"
+        return SAME
     if measure.unit == "count":
         return f"{change:+,.0f}" if change == int(change) else f"{change:+,.1f}"
     if measure.unit == "ratio":
@@ -45,7 +46,7 @@ def format_change(measure: Measure, change: float | None) -> str:
 def format_relative(change: float) -> str:
     """``+12.3 %``; from ten times the value on as a factor."""
     if change == 0:
-        return "same"
+        return SAME
     if change >= 9:
         return f"x {significant(change + 1)}"
     return f"{100 * change:+.1f} %"
@@ -64,8 +65,8 @@ def format_p(p: float | None) -> str:
 
 
 def from_to(interval: Interval | None, cell: Cell) -> str:
-    """``LOW to HIGH``, each as ``cell`` writes it; once where both are written alike."""
+    """``LOW to HIGH``, each as ``cell`` writes it, 0 for no change; once where both are written alike."""
     if interval is None:
         return MISSING
     low, high = cell(interval.low), cell(interval.high)
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else " to ".join("0" if end == SAME else end for end in (low, high))

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     header = ["  for calc, and simulated", "params", "layers", "KV heads", "head dim", "max length", "window in layers"]
     print(table(rows, header=header))
     gpus = {name: format_bytes(gpu.memory_bytes) for name, gpu in GPUS.items()}
-    print(f"\nGPUs for calc, and simulated (--gpu), with the memory a program can have:\n{listing(gpus)}")
+    print(f"\nGPUs for calc, and simulated (--gpu), with the memory that the driver reports:\n{listing(gpus)}")
     return 0
 
 

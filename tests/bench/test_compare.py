@@ -10,9 +10,11 @@ import pytest
 from made_runs import MS, arrived, finished, make_run, simple_run, steps_of
 
 from kvtop.cli.comparison import format_change, render
+from kvtop.cli.comparison_cells import format_relative, from_to
 from kvtop.cli.main import main
 from kvtop.compare import compare_paths
 from kvtop.engine.errors import UsageError
+from kvtop.inference import Interval
 from kvtop.measures import MEASURES
 
 BY_KEY = {measure.key: measure for measure in MEASURES}
@@ -218,3 +220,10 @@ def test_a_name_in_a_run_cannot_command_the_terminal(tmp_path: Path) -> None:
     assert "workload naïve ?[31m☃" in text
     assert "\x1b" not in text
     assert "\x07" not in text
+
+
+def test_an_interval_that_ends_at_no_change_ends_at_0() -> None:
+    assert from_to(Interval(-0.5, -0.8, 0.0, 5), format_relative) == "-80.0 % to 0"
+    assert from_to(Interval(0.1, 0.0, 0.2, 5), format_relative) == "0 to +20.0 %"
+    assert from_to(Interval(0.0, 0.0, 0.0, 5), format_relative) == "same"
+    assert from_to(None, format_relative) == "-"

@@ -88,7 +88,9 @@ def test_the_text_names_every_unit(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert words in text
     assert "none: nothing is known about shared prefixes" in text
-    assert max(map(len, text.splitlines())) <= 130
+    assert max(map(len, text.splitlines())) <= 90
+    assert main(["trace", "info", str(MOONCAKE_SLICE)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 90
 
 
 def test_a_trace_of_one_row_has_no_rate_and_none_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
