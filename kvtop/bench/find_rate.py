@@ -19,6 +19,7 @@ from kvtop.objectives import Objective
 from kvtop.run.spec import RunSpec
 from kvtop.summary import RunSummary
 from kvtop.workloads.load import load_workload
+from kvtop.workloads.words import counted
 
 NS = 1_000_000_000
 
@@ -154,7 +155,9 @@ def offered_rate(spec: RunSpec) -> float:
     if workload.num_chained:
         raise UsageError(f"{what}: {workload.num_chained} requests are sent when others end (replay them open)")
     if workload.num_requests < 2 or not workload.span_ns:
-        raise UsageError(f"{what}: {workload.num_requests} requests within {workload.span_ns} ns have no rate to vary")
+        raise UsageError(
+            f"{what}: {counted(workload.num_requests, 'request')} within {workload.span_ns} ns: no rate to vary"
+        )
     return (workload.num_requests - 1) * NS / workload.span_ns
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvtop.cli.text import harmless, percent, table
 from kvtop.plots.curves import Curve, CurvePlot, render_text
+from kvtop.workloads import words
 from kvtop.workloads.formats.base import Trace
 from kvtop.workloads.oracle.curves import POLICIES
 from kvtop.workloads.oracle.hit_rate import HitRates, Share
@@ -23,7 +24,7 @@ RULES = (
 def render(found: HitRates, trace: Trace, name: str, width: int | None) -> str:
     """Everything as text: the infinite cache, the table of sizes, the plot, and the definitions."""
     lines = [
-        f"{name} ({trace.format}): {found.num_requests:,} requests, {found.tokens.of:,} prompt tokens",
+        f"{name} ({trace.format}): {words.counted(found.num_requests, 'request')}, {found.tokens.of:,} prompt tokens",
         "",
         _infinite(found, trace),
         "",

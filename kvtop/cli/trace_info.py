@@ -74,9 +74,10 @@ def _id_lines(ids: dict[str, Any] | None) -> list[str]:
     if ids is None:
         return ["ids         none: nothing is known about shared prefixes"]
     rounding = {"ceil": "a partial last block has one", "floor": "full blocks only", None: MISSING}[ids["rounding"]]
+    seen = percent(ids["seen_before_share"])
     return [
         f"ids         one for each {ids['block_tokens']} prompt tokens ({ids['rounding'] or MISSING}: {rounding})",
-        f"            {ids['distinct']:,} distinct of {ids['total']:,}, {percent(ids['seen_before_share'])} seen before",
+        f"            {ids['distinct']:,} distinct of {ids['total']:,}, {seen} seen before",
     ]
 
 

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvtop.tui.glyphs import locale_is_utf8
-from kvtop.tui.terminal import captured_stderr, check_terminal
+from kvtop.tui.terminal import EXIT_GONE, captured_stderr, check_terminal, has_terminal
 
 if TYPE_CHECKING:
     from kvtop.tui.feed import Session, StartableSession
@@ -28,7 +28,8 @@ def run_app(
 ) -> int:
     """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
 
-    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal. Glyphs are
+    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal
+    (SIGHUP when the terminal is gone). Glyphs are
     ASCII when asked for or when the locale is not UTF-8. Whatever happens, the terminal is restored and the session
     stopped.
 
@@ -50,6 +51,10 @@ def run_app(
             if follow := getattr(session, "follow", None):  # its metrics are read from the state that is on screen
                 follow(lambda: app.state)
             app.run(mouse=mouse)
+    except OSError:
+        if has_terminal():
+            raise
+        return EXIT_GONE  # it could not even be told good-bye
     finally:
         gc.enable()
         stop_session(session)

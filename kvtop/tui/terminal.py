@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NATIVE_LINES = 200  # of file descriptor 2, the last ones kept
 LOOK_EVERY_S = 2.0  # whether the terminal is still there
+EXIT_GONE = 128 + signal.SIGHUP
 
 
 def check_terminal() -> None:
@@ -59,7 +60,8 @@ def captured_stderr() -> Iterator[deque[str]]:
         os.dup2(terminal, 2)  # the pipe's last writer of ours is gone: the reader sees its end
         os.close(terminal)
         sys.__stderr__ = before  # type: ignore[misc]
-        screen.close()
+        with contextlib.suppress(OSError):  # what is left to write, to a terminal that is gone
+            screen.close()
         reader.join(0.1)  # a child that inherited the pipe may keep it open: the thread is a daemon
 
 
@@ -79,9 +81,9 @@ def exit_on_signals(app: App) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, lambda code=128 + number: app.exit(return_code=code))
     if "TEXTUAL_DRIVER" not in os.environ:
-        app.set_interval(LOOK_EVERY_S, lambda: None if _has_terminal() else app.exit(return_code=128 + signal.SIGHUP))
+        app.set_interval(LOOK_EVERY_S, lambda: None if has_terminal() else app.exit(return_code=EXIT_GONE))
 
 
-def _has_terminal() -> bool:
-    """Asks the terminal itself: of one that was closed nothing can be asked any more."""
+def has_terminal() -> bool:
+    """Whether it is still there. Asks the terminal itself: of one that was closed nothing can be asked any more."""
     return sys.__stdin__ is not None and sys.__stdin__.isatty()

@@ -116,6 +116,11 @@ def test_once_of_nobody_fails_and_says_why(capsys: pytest.CaptureFixture[str]) -
     assert "unreachable: connection refused" in capsys.readouterr().out
 
 
+def test_a_server_that_never_answered_is_named_once_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3"]) == 0
+    assert capsys.readouterr().out.count("unreachable: connection refused") == 1
+
+
 def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     with FakeMetrics(Answer(WHOLE)) as fake:

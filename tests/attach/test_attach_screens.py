@@ -116,6 +116,12 @@ def test_pausing_stepping_and_breakpoints_are_not_offered() -> None:
     assert " p pause" not in text
 
 
+def test_the_comparison_is_offered_of_a_recording_and_not_of_an_address() -> None:
+    text = seen(recorded(3), "6")
+    assert "kvtop trace convert DIR" in text
+    assert f"-w {SERVER}" not in text
+
+
 def test_a_recording_of_servers_is_played_from_its_start() -> None:
     async def look() -> None:
         app = KvtopApp(Fed(recorded(30)), hz=50.0, replay=True, speed=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -86,6 +87,27 @@ def test_messages_that_are_no_events_are_counted_and_passed_over() -> None:
         listener.close()
     assert listener.num_bad == 3
     assert "3 messages are no KV events" in listener.tracker.problems[publisher.endpoint]
+
+
+def test_an_idle_server_that_was_restarted_is_known_to_be_empty() -> None:
+    with FakePublisher() as publisher:
+        port, replay_port = (int(e.rpartition(":")[2]) for e in (publisher.endpoint, publisher.replay_endpoint))
+        publisher.publish(stored(1, 2))  # nobody listens yet
+        listener = KvListener([publisher.endpoint], [publisher.replay_endpoint], KvTracker(None))
+        until(listener, lambda: bool(listener.tracker.ranks))
+        assert listener.tracker.streams()[0].num_cached == 2
+    until(listener, lambda: bool(listener.tracker.streams()[0].partial))
+    with FakePublisher(port=port, replay_port=replay_port):
+        until(listener, lambda: not listener.tracker.streams()[0].partial)
+        assert listener.tracker.streams()[0].num_cached == 0
+        listener.close()
+
+
+def until(listener: KvListener, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        listener.receive(0.05)
 
 
 def flood(seconds: float, rate: int) -> tuple[int, int, float]:

@@ -156,6 +156,61 @@ def test_a_publisher_that_begins_anew_takes_only_its_own_blocks_with_it() -> Non
     assert attached(state).news == [f"{A} rank 1: its publisher began anew: what it had cached is gone"]
 
 
+# Connections --------------------------------------------------------------------------------------------------------
+
+
+def timed(t_s: float, *events: object, rank: int | None = None) -> Batch:
+    return decode_batch(msgspec.msgpack.encode([t_s, list(events), rank]))
+
+
+def test_what_an_endpoint_still_has_is_the_cache_of_an_idle_server_and_no_message_counts_twice() -> None:
+    messages, tracker = [timed(float(n), stored(n + 1, parent=n or None)) for n in range(4)], KvTracker(64)
+    tracker.resume(A, list(enumerate(messages)), 9.0)
+    tracker.take(A, 2, messages[2], 9.0)  # both by themselves and by asking
+    tracker.take(A, 3, messages[3], 9.0)
+    assert stream(tracker).lag_ns is None
+    tracker.take(A, 4, timed(4.0, stored(5, parent=4)), 4.5)
+    assert published(folded(tracker.drain(1, 1))) == Counter([1, 2, 3, 4, 5])
+    assert (stream(tracker).num_messages, stream(tracker).num_replayed, stream(tracker).partial) == (5, 4, "")
+
+
+def test_an_endpoint_that_no_longer_has_its_first_messages_leaves_the_tree_partial() -> None:
+    tracker = KvTracker(64)
+    tracker.resume(A, [(7, timed(7.0, stored(8, parent=7)))], 9.0)
+    assert stream(tracker).partial == "listening since message 7: the replay endpoint no longer has them"
+
+
+@pytest.mark.parametrize("found", [[], [(0, timed(50.0, stored(9)))], [(n, timed(50.0 + n)) for n in range(5)]])
+def test_a_server_that_was_restarted_has_nothing_of_the_one_before_even_if_it_is_idle(
+    found: list[tuple[int, Batch]],
+) -> None:
+    tracker = KvTracker(64)
+    for n in range(3):
+        tracker.take(A, n, timed(float(n), stored(n + 1)), 9.0)
+    tracker.cut(A)
+    assert stream(tracker).partial == "the connection was lost: what is cached since is not known"
+    tracker.resume(A, found, 60.0)
+    state = folded(tracker.drain(1, 1))
+    assert set(published(state)) == ({9} if len(found) == 1 else set())
+    assert stream(tracker).partial == ""
+    assert attached(state).news == [f"{A} rank 0: its publisher began anew: what it had cached is gone"]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_connection_that_was_lost_for_a_moment_loses_nothing(asks: bool) -> None:
+    messages, tracker = [timed(float(n), stored(n + 1)) for n in range(5)], KvTracker(64)
+    for n in range(3):
+        tracker.take(A, n, messages[n], 9.0)
+    tracker.cut(A)
+    if asks:
+        tracker.resume(A, list(enumerate(messages)), 9.0)
+    else:
+        tracker.take(A, 3, messages[3], 9.0)
+        tracker.take(A, 4, messages[4], 9.0)
+    assert stream(tracker).partial == ""
+    assert set(published(folded(tracker.drain(1, 1)))) == {1, 2, 3, 4, 5}
+
+
 # Ranks, tiers, copies -----------------------------------------------------------------------------------------------
 
 

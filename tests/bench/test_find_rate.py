@@ -165,8 +165,8 @@ def test_an_interrupted_search_says_so_and_goes_on(tmp_path: Path) -> None:
         ([(0, 8, 2), (1000, 8, 2)], "--find-rate ttft_p99<2s --rate-tolerance 3", "expected 0.001 to 1"),
         ([(0, 8, 2), (1000, 8, 2)], "--find-rate ttft_p99<2s --executor torch -m tiny", "runs in real time"),
         ([(0, 8, 2), (1000, 8, 2)], "--max-rates 3", "--max-rates: there is no --find-rate"),
-        ([(0, 8, 2), (0, 8, 2)], "--find-rate ttft_p99<2s", "have no rate to vary"),
-        ([(0, 8, 2)], "--find-rate ttft_p99<2s", "have no rate to vary"),
+        ([(0, 8, 2), (0, 8, 2)], "--find-rate ttft_p99<2s", "2 requests within 0 ns: no rate to vary"),
+        ([(0, 8, 2)], "--find-rate ttft_p99<2s", "1 request within 0 ns: no rate to vary"),
         ([(0, 8, 1), (1000, 8, 1)], "--find-rate tpot_p99<2s", "has no tpot_p99, so it cannot be judged"),
     ],
 )

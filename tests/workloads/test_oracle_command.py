@@ -50,7 +50,7 @@ def test_a_file_name_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.
     trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids": [0, 1]}\n')
     assert main(["trace", "hit-rate", str(trace), "--capacity", "1", "--policy", "lru"]) == 0
     text = capsys.readouterr().out
-    assert "a?[31mb.jsonl (mooncake)" in text
+    assert "a?[31mb.jsonl (mooncake): 1 request, 600 prompt tokens" in text
     assert "\x1b" not in text
 
 

@@ -110,6 +110,15 @@ v  another run against the first   b  which run the other screens show
 def _how_to(frame: Frame, width: int) -> list[Line]:
     """What to do with a single run."""
     manifest = frame.state.manifest
+    if manifest.get("executor") == "attached":
+        return [
+            [(" This is a server that is looked at: there is nothing to compare it with.", "text")],
+            [],
+            [(" What it was asked, recorded with its KV events, under two policies:", "soft")],
+            [("   kvtop attach URL --kv-events TCP --record DIR", "strong")],
+            [("   kvtop trace convert DIR -o W.jsonl", "strong")],
+            [("   kvtop compare -w W.jsonl -p fcfs -p lpm --executor sim --tui", "strong")],
+        ]
     workload, policy = clean(manifest.get("workload") or "W"), clean(manifest.get("policy") or "fcfs")
     other = "lpm" if policy != "lpm" else "fcfs"
     return [
