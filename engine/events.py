@@ -186,7 +186,7 @@ class Observed(Event, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, array_like=True):
-    """Cumulative since the server's start. ``bounds``: upper ends, the last one +Inf; ``counts``: samples up to each."""
+    """Cumulative since the server started. ``bounds``: upper ends, the last +Inf; ``counts``: samples up to each."""
 
     bounds: list[float]
     counts: list[float]

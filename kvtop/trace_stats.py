@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from kvtop.stats import mean, percentile
+from kvtop.analysis.stats import mean, percentile
 from kvtop.workloads.formats.base import NONE, Trace
 from kvtop.workloads.rows import Row
 from kvtop.workloads.shape import num_sessions

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from kvtop.analysis.objectives import Objective
+from kvtop.analysis.summary import RunSummary
 from kvtop.bench.points import is_virtual, point_labels, replicates
 from kvtop.bench.rate_search import Bracket, next_rate
 from kvtop.engine.errors import UsageError
-from kvtop.objectives import Objective
 from kvtop.run.spec import RunSpec
-from kvtop.summary import RunSummary
 from kvtop.workloads.load import load_workload
 from kvtop.workloads.words import counted
 
@@ -114,7 +114,7 @@ class Search:
         )
 
     def _worst(self, objective: Objective, runs: Sequence[RunSummary]) -> Judgement:
-        from kvtop.measures import MEASURES
+        from kvtop.analysis.measures import MEASURES
 
         read = next(m.read for m in MEASURES if m.key.removesuffix("_ns") == objective.metric)
         found: list[tuple[float, float, bool]] = []

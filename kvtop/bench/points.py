@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from kvtop.analysis.labels import setting
 from kvtop.engine.config import EngineConfig
 from kvtop.engine.errors import UsageError
-from kvtop.labels import setting
 from kvtop.results.files import file_error
 from kvtop.results.rundir import check_not_in_use, is_complete, is_in_use, run_dir_name
 from kvtop.run.spec import RunSpec

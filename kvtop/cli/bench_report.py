@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from kvtop.cli.text import format_ns, percent, significant
 
 if TYPE_CHECKING:
+    from kvtop.analysis.compare import Comparison, Options
+    from kvtop.analysis.summary import RunSummary
     from kvtop.bench import Outcome, Progress
-    from kvtop.compare import Comparison, Options
-    from kvtop.summary import RunSummary
 
 
 def overall_text(under_way: Sequence[Progress], num_ended: int, num_points: int) -> str:
@@ -52,8 +52,8 @@ def report_outcome(place: str, outcome: Outcome, where: str | None = None, *, qu
 
     ``where`` it is kept, as it is told. ``quiet``: only what went wrong is told.
     """
+    from kvtop.analysis.summary import load_run
     from kvtop.engine.errors import KvtopError
-    from kvtop.summary import load_run
 
     for warning in outcome.warnings:
         print(f"kvtop: {outcome.label}: {warning}", file=sys.stderr)
@@ -115,11 +115,11 @@ def print_comparison(run_dirs: Sequence[Path], options: Options | None = None) -
     Those that were interrupted before anything was finished are left out.
     Runs of one workload that are not comparable (other block sizes, other models) get a line that says so, no table.
     """
+    from kvtop.analysis.compare import DEFAULTS, compare_by_workload, load_readable
     from kvtop.bench import WORKLOAD_SETTINGS
     from kvtop.cli.comparison import render
     from kvtop.cli.comparison_layout import WIDTH
     from kvtop.cli.text import output_width
-    from kvtop.compare import DEFAULTS, compare_by_workload, load_readable
     from kvtop.engine.errors import UsageError
 
     options = options or DEFAULTS

@@ -23,8 +23,8 @@ from kvtop.cli.run_options import add_engine_options, add_json, add_workload_opt
 from kvtop.cli.values import not_negative
 
 if TYPE_CHECKING:
-    from kvtop.compare import Comparison
-    from kvtop.gates import Tripped
+    from kvtop.analysis.compare import Comparison
+    from kvtop.analysis.gates import Tripped
 
 DESCRIPTION = """\
 Set runs side by side: latency percentiles with the number of values behind them, throughput, goodput, hit rate,
@@ -77,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare; 1 when a gate of ``--fail-on`` tripped, 2 when the runs cannot be compared."""
-    from kvtop.compare import compare_paths
+    from kvtop.analysis.compare import compare_paths
+    from kvtop.analysis.gates import check_gates, parse_gates
     from kvtop.engine.errors import UsageError
-    from kvtop.gates import check_gates, parse_gates
 
     if bool(args.runs) == bool(args.workload):
         raise UsageError("compare needs either runs (RUN RUN ...) or a workload to run (-w W -p P -p P)")

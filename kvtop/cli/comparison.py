@@ -6,13 +6,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvtop.analysis.compare import Column, Comparison
+from kvtop.analysis.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
+from kvtop.analysis.memory_report import ROWS
 from kvtop.cli.comparison_cells import format_change, format_unit, format_value
 from kvtop.cli.comparison_chance import by_replicates, by_request, within_one_run
 from kvtop.cli.comparison_layout import WIDTH, Names, fitted
 from kvtop.cli.text import MISSING, harmless
-from kvtop.compare import Column, Comparison
-from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
-from kvtop.memory_report import ROWS
 from kvtop.results.window import PHASES
 
 __all__ = ["format_change", "format_unit", "format_value", "render"]
@@ -53,7 +53,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _memory(comparison: Comparison) -> list[list[str]]:
-    """Where the KV memory went: one row a figure of ``kvtop.memory_report``."""
+    """Where the KV memory went: one row a figure of ``kvtop.analysis.memory_report``."""
     return [[label, *(format_unit(unit, memory[key]) for memory in comparison.memory)] for key, label, unit in ROWS]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtop.analysis.inference import Interval
+from kvtop.analysis.measures import Measure
 from kvtop.cli.text import MISSING, format_ns, percent, significant
-from kvtop.inference import Interval
-from kvtop.measures import Measure
 
 Cell = Callable[[float], str]
 SAME = "same"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kvtop.analysis.paired import Differences, PairedMetric
+from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest
 from kvtop.cli.comparison_cells import Cell, format_change, format_p, format_relative, from_to, signed_ns
 from kvtop.cli.comparison_layout import Names, fitted
 from kvtop.cli.text import MISSING, format_ns, percent
-from kvtop.paired import Differences, PairedMetric
-from kvtop.replicates import LOG_RATIO, ReplicateTest
 
 if TYPE_CHECKING:
-    from kvtop.column_statistics import Statistics
-    from kvtop.compare import Comparison
-    from kvtop.single_run import RunInterval
+    from kvtop.analysis.column_statistics import Statistics
+    from kvtop.analysis.compare import Comparison
+    from kvtop.analysis.single_run import RunInterval
 
 
 def by_replicates(comparison: Comparison, names: Names, width: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvtop.cli.text import table
 
 if TYPE_CHECKING:
-    from kvtop.compare import Comparison
+    from kvtop.analysis.compare import Comparison
 
 WIDTH = 80
 GAP = 2

@@ -16,10 +16,10 @@ from kvtop.cli.terminal import interruptible
 from kvtop.cli.text import format_ns, percent, significant, table
 
 if TYPE_CHECKING:
+    from kvtop.analysis.compare import Options
+    from kvtop.analysis.objectives import Objective
     from kvtop.bench import Outcome
     from kvtop.bench.find_rate import Candidate, Judgement, Search, Trial
-    from kvtop.compare import Options
-    from kvtop.objectives import Objective
     from kvtop.run.spec import RunSpec
 
 FILE_NAME = "find-rate"
@@ -28,9 +28,9 @@ MIN_TOLERANCE = 0.001
 
 def run_search(args: argparse.Namespace) -> int:
     """Search, print the tables. 1 when no rate meets the objectives or a run failed, 130 when interrupted."""
+    from kvtop.analysis.objectives import measure_units, parse
     from kvtop.bench.find_rate import Search, candidates
     from kvtop.engine.errors import UsageError
-    from kvtop.objectives import measure_units, parse
 
     objectives = parse(args.find_rate, measure_units(), option="--find-rate")
     tolerance = 0.05 if args.rate_tolerance is None else args.rate_tolerance
@@ -108,7 +108,7 @@ class _Rounds:
         return result.exit_code
 
     def _judge(self, candidate: Candidate, rate: float, outcomes: list[Outcome]) -> None:
-        from kvtop.summary import load_run
+        from kvtop.analysis.summary import load_run
 
         failed = next((outcome for outcome in outcomes if outcome.status not in ("complete", "kept")), None)
         if failed is not None:
@@ -225,7 +225,7 @@ def _judged(judgement: Judgement) -> str:
 
 
 def _value(objective: Objective, value: float) -> str:
-    from kvtop.objectives import measure_units
+    from kvtop.analysis.objectives import measure_units
 
     unit = measure_units()[objective.metric]
     return {"ns": format_ns, "ratio": percent}.get(unit, significant)(value)

@@ -134,6 +134,6 @@ def _objectives(texts: list[str] | None) -> list[str]:
     Raises:
         UsageError: they cannot be read.
     """
-    from kvtop.slo import parse_slo
+    from kvtop.analysis.slo import parse_slo
 
     return parse_slo(texts).texts if texts else []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvtop.cli.values import one_of
 
 if TYPE_CHECKING:
-    from kvtop.compare import Comparison
+    from kvtop.analysis.compare import Comparison
 
 MEASURES = ("ttft", "itl", "tpot", "e2e")
 SCALES = ("auto", "log", "linear")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kvtop.cli.values import count_or_zero, one_of
 
 if TYPE_CHECKING:
+    from kvtop.analysis.compare import Options
     from kvtop.bench import Outcome
-    from kvtop.compare import Options
 
 PHASES = ("warmup", "steady", "drain")
 
@@ -49,7 +49,7 @@ def run_values(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UsageError: objectives that cannot be read.
     """
-    from kvtop.slo import parse_slo
+    from kvtop.analysis.slo import parse_slo
 
     return {
         "tokens": args.tokens,
@@ -64,10 +64,10 @@ def complete_kept(args: argparse.Namespace, outcomes: Sequence[Outcome]) -> None
     Raises:
         FileError: the disk refuses.
     """
+    from kvtop.analysis.slo import parse_slo
     from kvtop.results.judge import judge_run
     from kvtop.results.manifest import read_manifest
     from kvtop.results.tokens import write_tokens
-    from kvtop.slo import parse_slo
 
     slo = parse_slo(args.slo) if args.slo else None
     for run_dir in (outcome.run_dir for outcome in outcomes if outcome.status == "kept"):
@@ -86,10 +86,10 @@ def comparison_options(args: argparse.Namespace, *, force: bool = False) -> Opti
         UsageError: objectives that cannot be read.
         UnknownName: a primary metric that does not exist, with the nearest one.
     """
-    from kvtop.compare import Options
-    from kvtop.measures import PRIMARY
-    from kvtop.slo import parse_slo
-    from kvtop.summary import Selection
+    from kvtop.analysis.compare import Options
+    from kvtop.analysis.measures import PRIMARY
+    from kvtop.analysis.slo import parse_slo
+    from kvtop.analysis.summary import Selection
 
     slo = parse_slo(args.slo) if args.slo else None
     phases = tuple(phase for phase in PHASES if args.phase is None or phase in args.phase)
@@ -100,8 +100,8 @@ def comparison_options(args: argparse.Namespace, *, force: bool = False) -> Opti
 
 
 def _primary(text: str) -> tuple[str, ...]:
+    from kvtop.analysis.measures import BY_KEY
     from kvtop.engine.errors import UnknownName, UsageError
-    from kvtop.measures import BY_KEY
 
     names = {key.removesuffix("_ns"): key for key in BY_KEY}
     found: dict[str, None] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtop.compare import Comparison
+from kvtop.analysis.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvtop.analysis.stats import percentile
 from kvtop.cli.text import format_ns
 from kvtop.plots.axes import Axis
 from kvtop.plots.panels import Panel, Series
 from kvtop.plots.sheet import FOOT, GAP, HEIGHT, LEFT, RIGHT, ROW, TITLE, WIDTH, colour, dash, page, safe, short, swatch
-from kvtop.stats import percentile
 
 LEGEND_COLUMNS = (470, 560, 668, 776)  # right ends of n, p50, p99, max
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvtop.analysis.stats import percentile
 from kvtop.plots.axes import Axis
 from kvtop.plots.panels import Panel, Series
-from kvtop.stats import percentile
 
 MARKS = ((50, "o", "p50"), (95, "+", "p95"), (99, "x", "p99"), (100, "#", "max"))
 DEFAULT_WIDTH = 100

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtop.compare import DEFAULTS, Comparison, Options, compare_runs, find_conflicts, load_path
+from kvtop.analysis.compare import DEFAULTS, Comparison, Options, compare_runs, find_conflicts, load_path
+from kvtop.analysis.summary import RunSummary
 from kvtop.engine.errors import UsageError
 from kvtop.report import charts, tables, vega
 from kvtop.report.blocks import block_figures
@@ -19,7 +20,6 @@ from kvtop.report.latency import latency_figures
 from kvtop.report.page import Chapter, Part, render
 from kvtop.report.pool import pool_figures
 from kvtop.report.steps import step_figures
-from kvtop.summary import RunSummary
 
 LEAD = "Every figure is read from the runs' tables; what each measure means is in docs/definitions.md of kvtop."
 FOOTER = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvtop.inference import Interval
-from kvtop.paired import LABELS, paired_requests
+from kvtop.analysis.inference import Interval
+from kvtop.analysis.paired import LABELS, paired_requests
+from kvtop.analysis.replicates import LOG_RATIO, pairs
 from kvtop.plots.axes import Axis
-from kvtop.replicates import LOG_RATIO, pairs
 from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, counts, join
 from kvtop.report.latency import CDF_HEIGHT

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtop.compare import Comparison
+from kvtop.analysis.compare import Comparison
+from kvtop.analysis.summary import RunSummary
 from kvtop.report.vega import Spec
-from kvtop.summary import RunSummary
 
 if TYPE_CHECKING:
     from kvtop.results.load import Run

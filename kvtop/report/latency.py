@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kvtop.analysis.stats import percentile
+from kvtop.analysis.token_times import emissions
 from kvtop.plots.axes import Axis
 from kvtop.plots.panels import PLOTTED, Plotted
 from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, Shown, counts, join, same
 from kvtop.report.thin import ecdf
 from kvtop.report.vega import Spec
-from kvtop.stats import percentile
-from kvtop.token_times import emissions
 
 CDF_HEIGHT = 240
 ITL_INTERVALS = 240

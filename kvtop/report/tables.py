@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtop.analysis.compare import CONFIGURATION, Comparison
+from kvtop.analysis.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
+from kvtop.analysis.memory_report import ROWS
+from kvtop.analysis.paired import Differences, PairedMetric
+from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest
 from kvtop.cli.comparison_cells import format_change, format_p, format_relative, format_unit, from_to, signed_ns
 from kvtop.cli.text import MISSING, format_ns, percent
-from kvtop.compare import CONFIGURATION, Comparison
-from kvtop.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
-from kvtop.memory_report import ROWS
-from kvtop.paired import Differences, PairedMetric
-from kvtop.replicates import LOG_RATIO, ReplicateTest
 from kvtop.report.html import Row, pairs, table
 
 ALPHA = 0.05

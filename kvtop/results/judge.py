@@ -7,11 +7,11 @@ from pathlib import Path
 
 import polars as pl
 
+from kvtop.analysis.slo import COLUMNS, Slo
 from kvtop.results.builder import disk_errors, write_table
 from kvtop.results.files import replacing
 from kvtop.results.load import open_run
 from kvtop.results.manifest import write_manifest
-from kvtop.slo import COLUMNS, Slo
 
 
 def judge_run(run_dir: str | os.PathLike[str], slo: Slo) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtop.analysis.outcome import status_of
+from kvtop.analysis.slo import Slo
 from kvtop.engine.events import Event, RequestEvent, StepEvent
-from kvtop.outcome import status_of
 from kvtop.results.schema import REQUESTS
 from kvtop.results.window import Window, phases
-from kvtop.slo import Slo
 
 _COPIED = (
     "req_index", "request_id", "turn", "priority", "n", "prompt_tokens", "requested_output_tokens", "output_tokens",

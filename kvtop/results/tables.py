@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvtop.analysis.slo import parse_slo
 from kvtop.cost.predict import predictor
 from kvtop.engine.errors import KvtopError
 from kvtop.engine.events import Event, RequestEvent, RunEnded, RunStarted, StepEvent
@@ -21,7 +22,6 @@ from kvtop.results.requests import RequestRows
 from kvtop.results.schema import STEPS
 from kvtop.results.tokens import write_tokens
 from kvtop.results.window import BusyWindow
-from kvtop.slo import parse_slo
 
 Ideal = Mapping[str, tuple[int | None, int | None]]
 """By request id: tokens that an infinite cache serves, in whole blocks and exactly (``ideal_hit_tokens``,

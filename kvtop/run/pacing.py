@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from kvtop.analysis.stats import percentile
 from kvtop.engine.events import RequestEvent
-from kvtop.stats import percentile
 
 DEGRADED_NS = 25_000_000
 """Loop lag (p99) above which a run does not pass for clean: the loop itself wakes up as often (``loop.FLUSH_S``)."""

@@ -32,7 +32,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     start_paused: bool = False
     brief: bool = False  # the parent is told the numbers of steps, not their decisions (``PipeOutlet``)
     tokens: bool = False  # also write tokens.parquet
-    slo: list[str] = []  # objectives that its requests are judged by (kvtop.slo)
+    slo: list[str] = []  # objectives that its requests are judged by (kvtop.analysis.slo)
     warmup: int = 0  # requests, the first by intended arrival, that are kept and enter no latency
     concurrent_points: int = 1  # of one bench, this one included, that may run on this machine meanwhile
     serve: bool = False  # requests come by ``Submit`` commands, and the run goes on until it is stopped

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from kvtop.analysis.objectives import DURATIONS
 from kvtop.engine.errors import UnknownName, UsageError
-from kvtop.objectives import DURATIONS
 from kvtop.state.request_rows import END_STATES, LIVE_STATES, Row
 
 Test = Callable[[Row], bool]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kvtop.outcome import status_of
-from kvtop.slo import Goodput, goodput, parse_slo
+from kvtop.analysis.outcome import status_of
+from kvtop.analysis.slo import Goodput, goodput, parse_slo
+from kvtop.analysis.stats import counted_percentile
 from kvtop.state.model import LATENCY_WINDOW_NS, RunState, Samples
 from kvtop.state.request_rows import EndedRow, Row, ended_rows
-from kvtop.stats import counted_percentile
 
 Point = tuple[int, int, int]
 """When, how long, how many: as in ``Samples``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtop.analysis.stats import ratio
 from kvtop.state.attached_numbers import read_number
 from kvtop.state.latency import points_of, spread_of
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState, Samples
@@ -22,7 +23,6 @@ from kvtop.state.windows import (
     summarise,
     waiting_by_reason,
 )
-from kvtop.stats import ratio
 
 Value = int | float | str | None
 Read = Callable[[RunState], Value]

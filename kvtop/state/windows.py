@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
+from kvtop.analysis.stats import counted_percentile
 from kvtop.state.model import FRESH, IDLE, History, RunState, Samples, SequenceState
-from kvtop.stats import counted_percentile
 
 RATE_WINDOW_NS = 5_000_000_000
 RUNWAY_WINDOW_NS = 10_000_000_000

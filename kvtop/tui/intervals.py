@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-from kvtop.side_by_side import Ended, Line, latencies
+from kvtop.analysis.side_by_side import Ended, Line, latencies
 
 _SHARE = 4  # at most one part in so many of the time, while runs go on
 

@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Sequence
 
+from kvtop.analysis.side_by_side import Journal
 from kvtop.engine.events import Event
-from kvtop.side_by_side import Journal
 from kvtop.state.divergence import Partings
 from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline

@@ -28,10 +28,9 @@ def run_app(
 ) -> int:
     """Start ``session``, show it until the user quits or a signal ends it, stop it; returns the exit code.
 
-    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal
-    (SIGHUP when the terminal is gone). Glyphs are
-    ASCII when asked for or when the locale is not UTF-8. Whatever happens, the terminal is restored and the session
-    stopped.
+    0; 1 (or what the run says) when the run failed; 130 after Ctrl+C twice; 128 + number after a signal (that of
+    SIGHUP when the terminal is gone). Glyphs are ASCII when asked for or when the locale is not UTF-8. Whatever
+    happens, the terminal is restored and the session stopped.
 
     Raises:
         UsageError: there is no terminal to draw on (nothing has been started then).

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from made_runs import MS, arrived, finished, make_run, simple_run, steps_of
 
+from kvtop.analysis.compare import compare_paths
+from kvtop.analysis.inference import Interval
+from kvtop.analysis.measures import MEASURES
 from kvtop.cli.comparison import format_change, render
 from kvtop.cli.comparison_cells import format_relative, from_to
 from kvtop.cli.main import main
-from kvtop.compare import compare_paths
 from kvtop.engine.errors import UsageError
-from kvtop.inference import Interval
-from kvtop.measures import MEASURES
 
 BY_KEY = {measure.key: measure for measure in MEASURES}
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from made_runs import MS, S, finished, make_run, simple_run, steps_of
 
+from kvtop.analysis.compare import Options, compare_paths
+from kvtop.analysis.measures import MEASURES
+from kvtop.analysis.slo import parse_slo
 from kvtop.cli.comparison import render
 from kvtop.cli.main import main
-from kvtop.compare import Options, compare_paths
-from kvtop.measures import MEASURES
-from kvtop.slo import parse_slo
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import msgspec
 import polars as pl
 import pytest
 
+from kvtop.analysis.summary import load_run
 from kvtop.cli.main import main
 from kvtop.results.load import find_runs
 from kvtop.results.manifest import build_manifest, read_manifest
 from kvtop.results.rundir import run_dir_name
 from kvtop.run.spec import RunSpec
-from kvtop.summary import load_run
 from kvtop.workloads.spec import WorkloadSpec
 
 TRACE = ["-w", "mooncake-conversation", "--length-scale", "0.0625", "--executor", "null"]

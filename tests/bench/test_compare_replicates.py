@@ -10,13 +10,13 @@ import pytest
 from bench_process import kvtop, run_dirs, write_trace
 from made_runs import MS, simple_run
 
+from kvtop.analysis.compare import Comparison, Options, compare_runs
+from kvtop.analysis.measures import BY_KEY
+from kvtop.analysis.replicates import DIFFERENCE, LOG_RATIO, compare_replicates
+from kvtop.analysis.run_measures import ASKED_COLUMNS, asked
+from kvtop.analysis.stats import Distribution
+from kvtop.analysis.summary import RunSummary, load_run
 from kvtop.cli.comparison import render
-from kvtop.compare import Comparison, Options, compare_runs
-from kvtop.measures import BY_KEY
-from kvtop.replicates import DIFFERENCE, LOG_RATIO, compare_replicates
-from kvtop.run_measures import ASKED_COLUMNS, asked
-from kvtop.stats import Distribution
-from kvtop.summary import RunSummary, load_run
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from made_runs import MS, S, arrived, finished, make_run, simple_run, steps_of
 
+from kvtop.analysis.compare import Options, compare_paths, compare_runs
+from kvtop.analysis.paired import paired_metrics
+from kvtop.analysis.single_run import change_intervals, run_intervals
+from kvtop.analysis.summary import Selection, load_run
 from kvtop.cli.comparison import render
-from kvtop.compare import Options, compare_paths, compare_runs
-from kvtop.paired import paired_metrics
-from kvtop.single_run import change_intervals, run_intervals
-from kvtop.summary import Selection, load_run
 
 
 def run_of(run_dir: Path, ttfts_ms: dict[str, int], *, classes: dict[str, str] | None = None, **values: Any) -> Path:

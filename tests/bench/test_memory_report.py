@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from made_runs import finished, make_run, simple_run
 
+from kvtop.analysis.compare import compare_paths
+from kvtop.analysis.memory_report import ROWS, load_memory
+from kvtop.analysis.summary import load_run
 from kvtop.cli.comparison import render
 from kvtop.cli.main import main
-from kvtop.compare import compare_paths
 from kvtop.engine.events import StepEvent
-from kvtop.memory_report import ROWS, load_memory
-from kvtop.summary import load_run
 
 
 def two_steps(run_dir: Path, **values: Any) -> Path:

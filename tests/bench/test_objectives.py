@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtop.analysis.objectives import Objective, measure_units, parse
 from kvtop.engine.errors import KvtopError
-from kvtop.objectives import Objective, measure_units, parse
 
 UNITS = {"ttft_p99": "ns", "tpot_p99": "ns", "hit_rate": "ratio", "preemptions": "count", "requests_s": "/s"}
 

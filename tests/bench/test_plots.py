@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from made_runs import MS, S, finished, make_run, simple_run, steps_of
 
+from kvtop.analysis.compare import compare_paths
 from kvtop.cli.main import main
 from kvtop.cli.parser import Parser
 from kvtop.cli.plotting import add_plot_options, show_plots
-from kvtop.compare import compare_paths
 from kvtop.plots import svg, text
 from kvtop.plots.axes import Axis, tick_text
 from kvtop.plots.panels import PLOTTED, Panel, Series, panels

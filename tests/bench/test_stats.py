@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtop.stats import Distribution, mean, percentile, ratio
+from kvtop.analysis.stats import Distribution, mean, percentile, ratio
 
 values = st.lists(st.integers(-(10**12), 10**12), min_size=1, max_size=50)
 

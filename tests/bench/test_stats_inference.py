@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtop.inference import (
+from kvtop.analysis.inference import (
     BlockBootstrap,
     block_length,
     bootstrap_interval,
@@ -18,7 +18,7 @@ from kvtop.inference import (
     t_quantile,
     t_within,
 )
-from kvtop.stats import percentile
+from kvtop.analysis.stats import percentile
 
 TABLE = {  # two-sided confidence -> degrees of freedom -> critical value, as printed in tables of Student's t
     0.90: {1: 6.314, 2: 2.920, 5: 2.015, 10: 1.812, 30: 1.697},

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from made_runs import MS, S, arrived, finished, make_run, simple_run, steps, steps_of
 
+from kvtop.analysis.summary import load_run
 from kvtop.engine.errors import KvtopError, UsageError
-from kvtop.summary import load_run
 
 
 def test_tpot_is_null_below_two_tokens_and_never_zero(tmp_path: Path) -> None:

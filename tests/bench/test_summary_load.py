@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from made_runs import MS, S, arrived, finished, make_run, steps_of
 
+from kvtop.analysis.compare import compare_paths
+from kvtop.analysis.hits import hit_loss
+from kvtop.analysis.load_rates import same_load
+from kvtop.analysis.measures import BY_KEY
+from kvtop.analysis.summary import load_run
 from kvtop.cli.comparison import render
-from kvtop.compare import compare_paths
 from kvtop.engine.events import StepEvent
-from kvtop.hits import hit_loss
-from kvtop.load_rates import same_load
-from kvtop.measures import BY_KEY
 from kvtop.results.tokens import write_tokens
-from kvtop.summary import load_run
 
 
 def served(run_dir: Path, gaps_ms: list[float], *, late_ms: float = 0, stretch: float = 1.0, **values: Any) -> Path:

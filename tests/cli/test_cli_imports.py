@@ -38,7 +38,12 @@ def test_bench_loads_neither_textual_nor_torch() -> None:
 
 
 def test_compare_loads_no_torch() -> None:
-    assert not loaded_by("import kvtop.compare, kvtop.summary") & {"textual", "torch", "triton", "transformers"}
+    assert not loaded_by("import kvtop.analysis.compare, kvtop.analysis.summary") & {
+        "textual",
+        "torch",
+        "triton",
+        "transformers",
+    }
 
 
 @pytest.mark.parametrize("words", [["--help"], ["calc", "--model", "llama-3-70b", "--gpu", "h100-80gb", "--tp", "4"]])

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from kvtop.measures import MEASURES
-from kvtop.summary import RunSummary, load_run
+from kvtop.analysis.measures import MEASURES
+from kvtop.analysis.summary import RunSummary, load_run
 
 CALIBRATION = ("-w", "poisson-shared-prefix", "--limit", "24", "--time-scale", "4")
 PREDICTED = ("-w", "azure-conv", "--limit", "20", "--length-scale", "0.25", "--time-scale", "16")

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tui"))
 from pseudo_terminal import PseudoTerminal  # pyright: ignore[reportMissingImports]
 from tui_fakes import FakeSession  # pyright: ignore[reportMissingImports]
 
+from kvtop.analysis.stats import percentile
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, SamplingParams
 from kvtop.engine.events import Event, RunStarted
 from kvtop.engine.recorder import Recorder
-from kvtop.stats import percentile
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.screens import SCREENS
 

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from policy_helpers import STEP_NS, make_engine
 
+from kvtop.analysis.stats import percentile
 from kvtop.engine.api import Engine, RequestSpec, SamplingParams
 from kvtop.engine.policies.tenants import TenantCounters
-from kvtop.stats import percentile
 
 SECOND = 10**9
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from report_runs import small_run, write_run
 
+from kvtop.analysis.compare import Options
 from kvtop.cli.main import main
-from kvtop.compare import Options
 from kvtop.report import vega
 from kvtop.report.build import compare_all
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from result_runs import events_of, make_engine, record, specs
 
+from kvtop.analysis.compare import Options, compare_paths
+from kvtop.analysis.measures import MEASURES
+from kvtop.analysis.slo import parse_slo
 from kvtop.cli.comparison import render
-from kvtop.compare import Options, compare_paths
-from kvtop.measures import MEASURES
 from kvtop.results.tables import write_tables
-from kvtop.slo import parse_slo
 
 
 def test_a_against_a_is_exactly_nothing_in_every_row(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from result_runs import STEP_NS, events_of, make_engine, record, specs
 
+from kvtop.analysis.slo import COLUMNS, Slo, goodput, parse_slo
 from kvtop.engine.errors import KvtopError
 from kvtop.results.judge import judge_run
 from kvtop.results.manifest import read_manifest
 from kvtop.results.tables import write_tables
-from kvtop.slo import COLUMNS, Slo, goodput, parse_slo
 
 MS, S = 10**6, 10**9
 

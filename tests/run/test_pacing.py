@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from run_fakes import ListInbox, ListOutlet, ListSource, request
 
+from kvtop.analysis.load_rates import load_of, same_load
+from kvtop.analysis.stats import percentile
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, RealClock, Recorder, VirtualClock
 from kvtop.engine.events import Notice, RequestEvent
 from kvtop.engine.types import ExecuteResult, Plan, RequestSpec
-from kvtop.load_rates import load_of, same_load
 from kvtop.run.loop import RunLoop
 from kvtop.run.pacing import DEGRADED_NS, Pacing
-from kvtop.stats import percentile
 from kvtop.workloads.generators.registry import generate
 from kvtop.workloads.replay import ReplaySource
 from kvtop.workloads.tokens import TokenMaker
@@ -262,7 +262,9 @@ def test_a_users_cycle_is_service_and_think_time_and_the_load_is_users_by_cycle(
 def test_the_same_mean_think_time_is_not_the_same_load_and_is_not_called_so():
     """Service under batching is the same for all, so what differs is the spread of the think times alone."""
     fixed = load_of(rows_of(list(closed_loop(6.0).values())), None, "closed")
-    spread = load_of(rows_of(list(closed_loop({"kind": "lognormal", "mean": 6.0, "std": 12.0}).values())), None, "closed")
+    spread = load_of(
+        rows_of(list(closed_loop({"kind": "lognormal", "mean": 6.0, "std": 12.0}).values())), None, "closed"
+    )
     assert fixed.realised_s is not None
     assert spread.realised_s is not None
     assert abs(spread.realised_s / fixed.realised_s - 1) > 0.01

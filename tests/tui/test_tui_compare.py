@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tui_fakes import FakeSession, app_with, go, recorded, screen_text, settled
 
+from kvtop.analysis.compare import Options, compare_paths
+from kvtop.analysis.side_by_side import SAME, Ended, Journal, conflicts, counts, latencies
+from kvtop.analysis.side_by_side import settings as settings_of
 from kvtop.cli.main import main
-from kvtop.compare import Options, compare_paths
 from kvtop.engine.events import Event, RunStarted, StepEvent
-from kvtop.side_by_side import SAME, Ended, Journal, conflicts, counts, latencies
-from kvtop.side_by_side import settings as settings_of
 from kvtop.state.divergence import Partings, in_words
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tui_fakes import app_with, go, screen_text, settled
 
+from kvtop.analysis.slo import goodput, parse_slo
 from kvtop.engine.events import Event, RequestEvent, RunStarted, StepEvent
-from kvtop.slo import goodput, parse_slo
 from kvtop.state.latency import METRICS, histogram, objectives_met, points_of, spread_of
 from kvtop.state.model import LATENCY_WINDOW_NS, RunState
 from kvtop.state.numbers import NUMBERS

@@ -114,6 +114,21 @@ async def test_every_screen_fills_the_smallest_and_the_largest_terminal(entry):
             assert all(cell_len(line) == width for line in lines), (width, height)
 
 
+async def test_what_a_lead_selects_is_told_beside_the_table_in_a_frozen_view_too():
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await go(pilot, "space", "4")
+        names = [name for name in app.timeline.view.sequences if "." not in name]
+        for name in (names[-1], names[0]):
+            app.select("request", name)
+            await settled(pilot)
+            await settled(pilot)
+            lines = screen_lines(app)
+            told = next(i for i, line in enumerate(lines) if "Life of a request" in line)
+            assert lines[told + 1].split()[0] == name
+
+
 def test_glyphs_of_the_map_are_one_cell_wide_in_every_terminal():
     for glyph in (glyphs.FRESH, glyphs.IDLE, glyphs.USED, glyphs.PARTIAL, glyphs.TRANSFER, glyphs.MANY):
         assert unicodedata.east_asian_width(glyph) in ("N", "Na"), glyph

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from kvtop.analysis.stats import percentile
 from kvtop.state.model import History, PoolState, Samples
 from kvtop.state.windows import recent_rate, summarise
-from kvtop.stats import percentile
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
 from kvtop.tui.stats import levels, means, rates

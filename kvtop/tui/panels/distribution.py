@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtop.slo import Goodput
+from kvtop.analysis.slo import Goodput
 from kvtop.state.latency import Bin, Spread, histogram, objectives_met
 from kvtop.state.numbers import MIN_P99
 from kvtop.state.slow import Analysis

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from kvtop.analysis.stats import counted_percentile
 from kvtop.state.model import LATENCY_WINDOW_NS
 from kvtop.state.slow import Analysis
-from kvtop.stats import counted_percentile
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import BARS
 from kvtop.tui.panels.distribution import AnalysisPanel

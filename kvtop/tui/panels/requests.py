@@ -237,7 +237,6 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
 
     @on(LineTable.Selected)
     def _on_selected(self, event: LineTable.Selected) -> None:
-        event.stop()
         if event.row_id is not None:
             self.kvtop.choose("request", request_of(event.row_id)[0])
 

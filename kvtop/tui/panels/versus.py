@@ -7,8 +7,8 @@ import math
 from textual import on
 from textual.message import Message
 
-from kvtop.side_by_side import BETTER, COSTS, SAME, WORSE, conflicts, counts, settings
-from kvtop.side_by_side import Line as Row
+from kvtop.analysis.side_by_side import BETTER, COSTS, SAME, WORSE, conflicts, counts, settings
+from kvtop.analysis.side_by_side import Line as Row
 from kvtop.tui.frame import Frame, has_ended
 from kvtop.tui.intervals import PairedLatencies
 from kvtop.tui.lanes import Lane, Lanes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from kvtop.stats import percentile
+from kvtop.analysis.stats import percentile
 
 
 @dataclass

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtop.load_rates import ON_TIME, SAME_LOAD
-from kvtop.replicates import FOR_A_VERDICT, pairs, same_requests, why_no_interval
+from kvtop.analysis.load_rates import ON_TIME, SAME_LOAD
+from kvtop.analysis.replicates import FOR_A_VERDICT, pairs, same_requests, why_no_interval
+from kvtop.analysis.summary import RunSummary, Selection
 from kvtop.results.window import PHASES
-from kvtop.summary import RunSummary, Selection
 
 if TYPE_CHECKING:
-    from kvtop.compare import Column
+    from kvtop.analysis.compare import Column
 
 CUTOFF_SHARE = 0.01
 """A larger share of requests that the run cut off is worth a warning: the slowest are missing."""

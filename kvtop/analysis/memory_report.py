@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtop.analysis.stats import mean, ratio
 from kvtop.engine.errors import KvtopError
-from kvtop.stats import mean, ratio
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from kvtop.compare import Column
-    from kvtop.summary import RunSummary
+    from kvtop.analysis.compare import Column
+    from kvtop.analysis.summary import RunSummary
 
 NO_ROOM = ("no_blocks", "no_hole")
 """Reasons of a refusal that are about memory."""

@@ -84,8 +84,8 @@ class Objective:
 
 
 def measure_units() -> dict[str, str]:
-    """Metric -> unit of everything a comparison shows (``kvtop.measures``), by its key without ``_ns``."""
-    from kvtop.measures import MEASURES
+    """Metric -> unit of everything a comparison shows (``kvtop.analysis.measures``), by its key without ``_ns``."""
+    from kvtop.analysis.measures import MEASURES
 
     return {measure.key.removesuffix("_ns"): measure.unit for measure in MEASURES}
 

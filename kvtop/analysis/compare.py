@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtop.column_statistics import Statistics, column_statistics
-from kvtop.compare_json import comparison_json
-from kvtop.compare_notes import comparison_notes
+from kvtop.analysis.column_statistics import Statistics, column_statistics
+from kvtop.analysis.compare_json import comparison_json
+from kvtop.analysis.compare_notes import comparison_notes
+from kvtop.analysis.gates import Tripped
+from kvtop.analysis.labels import setting, short
+from kvtop.analysis.load_rates import same_load
+from kvtop.analysis.measures import BY_KEY, PRIMARY, Measure
+from kvtop.analysis.memory_report import memory_by_column
+from kvtop.analysis.replicates import pairs
+from kvtop.analysis.slo import Slo
+from kvtop.analysis.stats import mean
+from kvtop.analysis.summary import EVERYTHING, RunSummary, Selection, load_run
 from kvtop.engine.errors import KvtopError, UsageError
-from kvtop.gates import Tripped
-from kvtop.labels import setting, short
-from kvtop.load_rates import same_load
-from kvtop.measures import BY_KEY, PRIMARY, Measure
-from kvtop.memory_report import memory_by_column
-from kvtop.replicates import pairs
-from kvtop.slo import Slo
-from kvtop.stats import mean
-from kvtop.summary import EVERYTHING, RunSummary, Selection, load_run
 
 MUST_AGREE = {
     "workload_hash": "workload hash",
@@ -93,7 +93,7 @@ class Comparison:
         return after / before - 1
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data with stable keys (``kvtop.compare_json``)."""
+        """Plain data with stable keys (``kvtop.analysis.compare_json``)."""
         return comparison_json(self)
 
 

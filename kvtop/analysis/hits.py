@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvtop.stats import ratio
+from kvtop.analysis.stats import ratio
 
 CAUSES = {"evicted": "capacity", "not_yet_computed": "concurrency", "never_seen": "concurrency"}
 """Where a loss belongs, by ``miss_reason``; ``other`` for the rest."""

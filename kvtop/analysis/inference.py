@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvtop.stats import mean, percentile
+from kvtop.analysis.stats import mean, percentile
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtop.inference import Interval
-from kvtop.measures import BY_KEY, PRIMARY, Measure
-from kvtop.paired import PairedMetric, paired_metrics
-from kvtop.replicates import LOG_RATIO, ReplicateTest, compare_replicates
-from kvtop.single_run import RunInterval, change_intervals, run_intervals
-from kvtop.summary import RunSummary
+from kvtop.analysis.inference import Interval
+from kvtop.analysis.measures import BY_KEY, PRIMARY, Measure
+from kvtop.analysis.paired import PairedMetric, paired_metrics
+from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest, compare_replicates
+from kvtop.analysis.single_run import RunInterval, change_intervals, run_intervals
+from kvtop.analysis.summary import RunSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvtop.analysis.objectives import Objective, parse
+from kvtop.analysis.stats import ratio
 from kvtop.engine.errors import UsageError
-from kvtop.objectives import Objective, parse
-from kvtop.stats import ratio
 
 COLUMNS = {
     "ttft": "ttft_ns",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtop.compare_notes import summed
-from kvtop.measures import MEASURES, class_measures
-from kvtop.memory_report import ROWS
+from kvtop.analysis.compare_notes import summed
+from kvtop.analysis.measures import MEASURES, class_measures
+from kvtop.analysis.memory_report import ROWS
 
 if TYPE_CHECKING:
-    from kvtop.compare import Comparison
+    from kvtop.analysis.compare import Comparison
 
 REQUEST_COUNTS = ("num_requests", "num_ok", "num_left_out")
 

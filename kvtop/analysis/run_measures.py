@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvtop.hits import hit_loss
+from kvtop.analysis.hits import hit_loss
+from kvtop.analysis.stats import ratio
 from kvtop.results.window import BusyWindow, Window
-from kvtop.stats import ratio
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvtop.replicates import pairs
-from kvtop.stats import mean, percentile, ratio
-from kvtop.summary import RequestTimes, RunSummary
+from kvtop.analysis.replicates import pairs
+from kvtop.analysis.stats import mean, percentile, ratio
+from kvtop.analysis.summary import RequestTimes, RunSummary
 
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtop.compare import MUST_AGREE
+from kvtop.analysis.compare import MUST_AGREE
+from kvtop.analysis.inference import Interval
+from kvtop.analysis.outcome import status_of
+from kvtop.analysis.paired import paired_requests
+from kvtop.analysis.single_run import FEWEST, change_intervals
+from kvtop.analysis.stats import percentile, ratio
+from kvtop.analysis.summary import RequestTimes
 from kvtop.engine.events import Event, RequestEvent
-from kvtop.inference import Interval
-from kvtop.outcome import status_of
-from kvtop.paired import paired_requests
-from kvtop.single_run import FEWEST, change_intervals
 from kvtop.state.model import RunState
-from kvtop.stats import percentile, ratio
-from kvtop.summary import RequestTimes
 
 COMPARABLE = MUST_AGREE | {"model": "model"}
 BETTER, WORSE, SAME, COSTS, FEW = "better", "worse", "no difference", "costs", "too few"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtop.inference import BlockBootstrap, Interval, bootstrap_interval
-from kvtop.paired import HasRequests, paired_requests
-from kvtop.stats import percentile
-from kvtop.summary import RunSummary
+from kvtop.analysis.inference import BlockBootstrap, Interval, bootstrap_interval
+from kvtop.analysis.paired import HasRequests, paired_requests
+from kvtop.analysis.stats import percentile
+from kvtop.analysis.summary import RunSummary
 
 BOOTSTRAPPED = (("ttft", "TTFT", (50, 99)), ("tpot", "TPOT", (50,)), ("e2e", "E2E", (50,)))
 """Field of RequestTimes, its name for the user, percentiles."""

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtop.analysis.hits import HitLoss
+from kvtop.analysis.load_rates import Load, load_of
+from kvtop.analysis.run_measures import ASKED_COLUMNS, asked, duration, hit_rates, peak, throughput, window_of
+from kvtop.analysis.slo import Goodput, Slo, goodput
+from kvtop.analysis.stats import Distribution, ratio
+from kvtop.analysis.token_times import emissions, gaps_by_class
 from kvtop.engine.errors import KvtopError
-from kvtop.hits import HitLoss
-from kvtop.load_rates import Load, load_of
 from kvtop.results.window import PHASES, WARMUP, Window, phases
-from kvtop.run_measures import ASKED_COLUMNS, asked, duration, hit_rates, peak, throughput, window_of
-from kvtop.slo import Goodput, Slo, goodput
-from kvtop.stats import Distribution, ratio
-from kvtop.token_times import emissions, gaps_by_class
 
 if TYPE_CHECKING:
     import polars as pl

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvtop.inference import Interval, holm, t_interval
-from kvtop.measures import Measure
-from kvtop.summary import RunSummary
+from kvtop.analysis.inference import Interval, holm, t_interval
+from kvtop.analysis.measures import Measure
+from kvtop.analysis.summary import RunSummary
 
 FOR_AN_INTERVAL = 3
 FOR_A_VERDICT = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtop.stats import Distribution
-from kvtop.summary import RunSummary
+from kvtop.analysis.stats import Distribution
+from kvtop.analysis.summary import RunSummary
 
 PARTS = ("mean", "p50", "p95", "p99", "max")
 LOAD, HITS, GOODPUT = "Load", "Hits of prompt tokens", "Objectives"

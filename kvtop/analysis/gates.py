@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvtop.analysis.measures import BY_KEY
+from kvtop.analysis.objectives import Objective, measure_units, parse
 from kvtop.engine.errors import UsageError
-from kvtop.measures import BY_KEY
-from kvtop.objectives import Objective, measure_units, parse
 
 if TYPE_CHECKING:
-    from kvtop.compare import Comparison
+    from kvtop.analysis.compare import Comparison
 
 OPTION = "--fail-on"
 

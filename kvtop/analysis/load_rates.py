@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtop.stats import Distribution, ratio
+from kvtop.analysis.stats import Distribution, ratio
 
 SAME_LOAD = 0.01
 """Realised rates that differ by more are not the same load."""
