@@ -109,11 +109,27 @@ def write_manifest(run_dir: Path, manifest: dict[str, Any]) -> None:
     write_bytes(run_dir / MANIFEST_NAME, (text + "\n").encode())
 
 
+TEXTS = ("run_id", "status", "clock", "executor", "workload", "workload_hash", "policy", "allocator")
+COUNTS = (
+    "seed",
+    "replicate",
+    "block_size_tokens",
+    "num_blocks",
+    "max_num_seqs",
+    "max_batched_tokens",
+    "max_model_len",
+    "warmup_requests",
+    "window_start_ns",
+    "window_end_ns",
+    "events_dropped",
+)
+
+
 def read_manifest(run_dir: Path) -> dict[str, Any]:
     """Decode run.json.
 
     Raises:
-        FileError: missing, unreadable, or not a JSON object.
+        FileError: missing, unreadable, not a JSON object, or a value of the wrong kind.
     """
     path = run_dir / MANIFEST_NAME
     try:
@@ -124,7 +140,20 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
         raise FileError(f"{path}: is not JSON ({error})") from None
     if not isinstance(manifest, dict):
         raise FileError(f"{path}: found {type(manifest).__name__}, expected a JSON object")
+    _check_kinds(path, manifest)
     return manifest
+
+
+def _check_kinds(path: Path, manifest: dict[str, Any]) -> None:
+    """Whether what readers rely on is of the kind they expect; a key that older versions lacked may be missing."""
+    for key in ("run_id", "status"):
+        if key not in manifest:
+            raise FileError(f"{path}: {key} is missing, expected the run.json of a run")
+    for kind, said, keys in ((str, "a text", TEXTS), (int, "a whole number or null", COUNTS)):
+        for key in keys:
+            value = manifest.get(key)
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise FileError(f"{path}: {key} is {json.dumps(value)[:60]}, expected {said}")
 
 
 @cache

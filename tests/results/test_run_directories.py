@@ -215,3 +215,21 @@ def test_a_run_whose_tables_are_still_to_be_written_is_left_alone(tmp_path: Path
         prepare_run_dir(tmp_path)
     writer.close()
     prepare_run_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "run_id is missing"),
+        ('{"run_id": "a"}', "status is missing"),
+        ('{"run_id": 3, "status": "complete"}', "run_id is 3, expected a text"),
+        ('{"run_id": "a", "status": "complete", "warmup_requests": "many"}', "warmup_requests is"),
+        ('{"run_id": "a", "status": "complete", "num_blocks": true}', "num_blocks is true, expected a whole number"),
+    ],
+)
+def test_a_manifest_of_other_kinds_is_one_line(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(FileError, match=said) as raised:
+        read_manifest(tmp_path)
+    assert "run.json" in str(raised.value)
+    assert "\n" not in str(raised.value)
