@@ -38,7 +38,11 @@ TRACEBACK_LINES = 60
 INTERRUPTED_LOADING = "interrupted while loading"
 
 # -P: the folder the user stands in must not shadow a library. The path makes the child run this very kvtop.
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from kvtop.run.child import main; main(*map(int, sys.argv[2:]))"
+# Ctrl-C is answered by the parent, and may come before anything of ours is loaded.
+_BOOT = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, sys.argv[1]); "
+    "from kvtop.run.child import main; main(*map(int, sys.argv[2:]))"
+)
 
 
 class RunSession:
