@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvtop.engine.errors import UsageError
@@ -55,6 +55,6 @@ class RecordedSession:
         self.ended = True
 
 
-def _then(first: list[Event], rest: Iterator[list[Event]]) -> Iterator[list[Event]]:
-    yield first
-    yield from rest
+def _then(first: Sequence[Event], rest: Iterable[Sequence[Event]]) -> Iterator[list[Event]]:
+    yield list(first)
+    yield from map(list, rest)
