@@ -6,8 +6,8 @@ import pytest
 from serving import Served, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """One server for all tests that leave it as it was."""
+    """One server for all tests of a module that leave it as it was."""
     with serving() as server:
         yield server
