@@ -1,9 +1,10 @@
-"""What the TUI costs: a frame of a large pool, idling, and the time to the first paint.
+"""What the TUI costs: a frame of a large pool, going back in time, idling, and the time to the first paint.
 
     python tests/perf/tui.py [--blocks 100000] [--frames 200] [--model default]
 
 Frames: events of a real engine (null executor, 1,000 sequences, 3,072 tokens a step, 10 steps a frame: 0.25 s of steps
-of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. The rest: ``kvtop`` on a pseudo
+of 25 ms) are folded and drawn at 200x50 on a headless driver; CPU time of this process. Going back: to steps drawn at
+random from those that the ring holds. The rest: ``kvtop`` on a pseudo
 terminal of that size, CPU time of the TUI's own process, bytes it writes there, and times on the wall.
 """
 
@@ -13,9 +14,11 @@ import argparse
 import asyncio
 import gc
 import os
+import random
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -28,11 +31,13 @@ from kvtop.analysis.stats import percentile
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, SamplingParams
 from kvtop.engine.events import Event, RunStarted
 from kvtop.engine.recorder import Recorder
+from kvtop.state.timeline import Timeline
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.screens import SCREENS
 
 STEPS_A_FRAME, SEQUENCES, WARM_UP = 10, 1_000, 20
 IDLE_S = 10.0
+SEEKS = 40
 SCREENS_DRAWN = ("1", "2")
 
 
@@ -90,6 +95,28 @@ async def frame_seconds(num_blocks: int, frames: int, key: str) -> tuple[list[fl
     return sorted(folding[WARM_UP:]), sorted(drawing[WARM_UP:])
 
 
+def seek_seconds(num_blocks: int, frames: int) -> list[float]:
+    """CPU seconds of going to a step, wherever the cursor was before."""
+    serving, line = Serving(num_blocks), Timeline()
+    for event in (RunStarted(run_id="r", manifest={"num_blocks": num_blocks}), serving.engine.keyframe()):
+        line.fold(event)
+    for _ in range(frames):
+        for event in serving.events():
+            line.fold(event)
+    del serving
+    gc.collect()
+    gc.freeze()
+    choose, taken = random.Random(1), []
+    for _ in range(SEEKS):
+        step = choose.randint(1, line.live.step)
+        begin = time.process_time()
+        line.seek(step)
+        taken.append(time.process_time() - begin)
+        assert line.view.step == step
+    line.ring.close()
+    return sorted(taken)
+
+
 def first_paint(model: str) -> dict[str, str]:
     """At 200x50: the way to the first paint and step, what a busy and a paused screen cost, and how fast it quits."""
     begin = time.perf_counter()
@@ -106,7 +133,9 @@ def first_paint(model: str) -> dict[str, str]:
         cpu, written = _share(terminal, process)
         found["CPU while the engine runs, 200x50"] = f"{cpu:.1%} of a core"
         found["written to the terminal while it runs"] = f"{written / 1e3:.0f} kB/s"
-        found["key to screen (median of 9)"] = f"{_key_seconds(terminal) * 1e3:.0f} ms"
+        first, later = _key_seconds(terminal)
+        found["key to a screen not shown before"] = f"{first * 1e3:.0f} ms"
+        found["key to screen (median of 8)"] = f"{later * 1e3:.0f} ms"
         terminal.press(b"p")
         terminal.read_until(b"paused")
         _read_for(terminal, 2.0)
@@ -130,8 +159,8 @@ def _share(terminal: PseudoTerminal, process: psutil.Process) -> tuple[float, fl
     return (sum(process.cpu_times()[:2]) - before) / IDLE_S, (len(terminal.output) - length) / IDLE_S
 
 
-def _key_seconds(terminal: PseudoTerminal) -> float:
-    """From a key that changes the screen to the first byte of its new title, there and back."""
+def _key_seconds(terminal: PseudoTerminal) -> tuple[float, float]:
+    """From a key that changes the screen to the first byte of its new title: the first time, then there and back."""
     taken = []
     for i in range(9):
         key, title = (b"8", b"Source") if i % 2 == 0 else (b"1", b"Findings")
@@ -141,7 +170,7 @@ def _key_seconds(terminal: PseudoTerminal) -> float:
         terminal.read_until(title)
         taken.append(time.perf_counter() - begin)
         _read_for(terminal, 0.3)
-    return sorted(taken)[4]
+    return taken[0], median(taken[1:])
 
 
 def _read_for(terminal: PseudoTerminal, seconds: float) -> None:
@@ -164,6 +193,9 @@ def main() -> None:
             p50, p99 = percentile(taken, 50) or 0, percentile(taken, 99) or 0
             figure = f"{p50 * 1e3:.1f} / {p99 * 1e3:.1f} ms, n = {len(taken)}"
             print(f"| {name}: {what} a frame of {arguments.blocks:,} blocks, CPU p50 / p99 | {figure} |")
+    seeks = seek_seconds(*sizes)
+    figure = f"{(percentile(seeks, 50) or 0) * 1e3:.0f} / {seeks[-1] * 1e3:.0f} ms, n = {len(seeks)}"
+    print(f"| going to a step, {arguments.blocks:,} blocks, CPU p50 / max | {figure} |")
     for what, figure in first_paint(arguments.model).items():
         print(f"| {what} | {figure} |")
 
