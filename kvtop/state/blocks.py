@@ -142,13 +142,13 @@ def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: in
     _, seq_id, _, block, key, parent_key = decision
     seq = sequences.get(seq_id)
     pool.publisher[block], pool.tenant[block] = seq_id, "" if seq is None else seq.tenant
+    pool.rekeyed.add(block)
     if pool.key[block] == key:  # a branch meets a block that its sibling published
         return
     pool.key[block], pool.parent_key[block] = key, parent_key
     pool.published_step[block] = pool.last_use_step[block] = step
     pool.uses[block] = 0
     pool.dirty.add(block)
-    pool.rekeyed.add(block)
 
 
 def _unpublish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:

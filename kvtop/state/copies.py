@@ -1,8 +1,8 @@
 """Copies of a run's state for the ring, at a cost that follows what has changed rather than the size of the pool.
 
-Nearly all of a large pool is columns of numbers, which copy as bytes. The keys are the exception: lists of Python
-objects, whose copy in bytes is kept up to date from ``PoolState.rekeyed``. Who owns what is not copied at all, since it
-is also in the tables.
+Nearly all of a large pool is columns of numbers, which copy as bytes. What has been published is the exception: keys
+and names are lists of Python objects, whose copies in bytes are kept up to date from ``PoolState.rekeyed``. Who owns
+what is not copied at all, since it is also in the tables.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import replace
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.model import PoolState, RunState
 from kvtop.state.request_logs import RequestLogs
+
+_MOST_NAMES = 10_000  # beside one a block; then those that no block has any more are forgotten
 
 
 class _Keys:
@@ -49,41 +51,71 @@ def _unpacked(values: bytes, known: bytes, large: dict[int, int]) -> list[int | 
     return found
 
 
+class _Names:
+    """A column of names as numbers of names: of a hundred thousand blocks, few are published by different sequences."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.numbers = array("q", bytes(8 * num_blocks))
+        self.known = {"": 0}
+
+    def set(self, block: int, name: str) -> None:
+        self.numbers[block] = self.known.setdefault(name, len(self.known))
+
+    def packed(self) -> tuple[bytes, list[str]]:
+        return self.numbers.tobytes(), list(self.known)
+
+
+def _named(numbers: bytes, known: list[str]) -> list[str]:
+    found = array("q")
+    found.frombytes(numbers)
+    return [known[number] for number in found]
+
+
 class Copier:
     """Copies one run's state again and again: ``freeze``. Only one of these may follow a state."""
 
     def __init__(self) -> None:
         self._pool: PoolState | None = None
-        self._key = self._parent_key = _Keys(0)
+        self._begin(0)
+
+    def _begin(self, num_blocks: int) -> None:
+        self._keys = _Keys(num_blocks), _Keys(num_blocks)
+        self._names = _Names(num_blocks), _Names(num_blocks)
 
     def freeze(self, state: RunState) -> bytes:
         """A copy of ``state`` that later events do not change; without the logs, which are kept once."""
-        bare, keys = state.pool, None
+        bare = state.pool
         if state.pool is not None:
             self._follow(state.pool)
-            keys = self._key.packed(), self._parent_key.packed()
-            bare = replace(state.pool, dirty=set(), rekeyed=set(), owners=[], key=[], parent_key=[])
+            lists = {name: [] for name in ("owners", "key", "parent_key", "publisher", "tenant")}
+            bare = replace(state.pool, dirty=set(), rekeyed=set(), **lists)
         copied = replace(state, pool=bare, logs=RequestLogs(), cache=CacheLog())
-        return pickle.dumps((copied, keys), protocol=5)
+        columns = [keys.packed() for keys in self._keys], [names.packed() for names in self._names]
+        return pickle.dumps((copied, *columns), protocol=5)
 
     def _follow(self, pool: PoolState) -> None:
-        if pool is not self._pool:
+        """Bring the copies of the columns up to date."""
+        if pool is not self._pool or len(self._names[0].known) > _MOST_NAMES + pool.num_blocks:
             self._pool = pool
-            self._key, self._parent_key = _Keys(pool.num_blocks), _Keys(pool.num_blocks)
+            self._begin(pool.num_blocks)
             pool.rekeyed.update(range(pool.num_blocks))
+        (key, parent_key), (publisher, tenant) = self._keys, self._names
         for block in pool.rekeyed:
-            self._key.set(block, pool.key[block])
-            self._parent_key.set(block, pool.parent_key[block])
+            key.set(block, pool.key[block])
+            parent_key.set(block, pool.parent_key[block])
+            publisher.set(block, pool.publisher[block])
+            tenant.set(block, pool.tenant[block])
         pool.rekeyed.clear()
 
 
 def thaw(frozen: bytes) -> RunState:
     """The state that ``freeze`` copied. Its logs are empty."""
     with _no_search_for_garbage():
-        state, keys = pickle.loads(frozen)  # made by this process, in a file that nobody else can name
+        state, keys, names = pickle.loads(frozen)  # made by this process, in a file that nobody else can name
         pool: PoolState | None = state.pool
         if pool is not None:
             pool.key, pool.parent_key = (_unpacked(*packed) for packed in keys)
+            pool.publisher, pool.tenant = (_named(*packed) for packed in names)
             owners = pool.owners = [[] for _ in range(pool.num_blocks)]
             for seq in state.sequences.values():
                 for block in seq.held:

@@ -47,7 +47,7 @@ class PoolState:
     transfer: dict[int, None]  # refcount 0, in order of release, not reusable before their deferred free is due
     now_ns: int = 0  # start of the step being folded
     num_released: int = 0
-    rekeyed: set[int] = field(default_factory=set)  # blocks whose key has changed since somebody copied the keys
+    rekeyed: set[int] = field(default_factory=set)  # blocks published or forgotten since they were copied
 
     @classmethod
     def empty(cls, num_blocks: int, block_size: int) -> PoolState:

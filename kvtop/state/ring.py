@@ -22,7 +22,7 @@ from kvtop.state.model import RunState
 
 RING_NS = 15 * 60 * 1_000_000_000
 FILE_BYTES = 256 << 20  # a file that is this long is followed by another; two are kept
-SEGMENT_WORK = 50_000
+SEGMENT_WORK = 40_000
 _EVENT_WORK = 25  # an event costs as much to fold as so many decisions, whatever it holds
 
 

@@ -127,7 +127,7 @@ class KvtopApp(App[None]):
         self.push_screen(self._screen_of(SCREENS[0]))
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
-        self.call_after_refresh(gc.enable)  # ``launch`` has turned it off until now
+        self.call_after_refresh(gc.enable)  # ``rarely_searched`` has turned it off until now
         self._to_load = [*(entry.module for entry in SCREENS[1:]), "numpy"]  # which sorts the block map
         self._loading = self.set_interval(LOAD_EVERY_S, self._load_screen)
 

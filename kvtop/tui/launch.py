@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from typing import TYPE_CHECKING
 
+from kvtop.tui.garbage import rarely_searched
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.terminal import EXIT_GONE, captured_stderr, check_terminal, has_terminal
 
@@ -36,13 +36,11 @@ def run_app(
         UsageError: there is no terminal to draw on (nothing has been started then).
     """
     check_terminal()
-    # What is made until the first screen stands is there to stay: a search for garbage in it costs a tenth of the way.
-    gc.disable()
     try:
         session.start()
-        from kvtop.tui.app import KvtopApp  # half the way to the screen: the model loads meanwhile
+        with rarely_searched(), captured_stderr() as native:
+            from kvtop.tui.app import KvtopApp  # half the way to the screen: the model loads meanwhile
 
-        with captured_stderr() as native:
             plain = ascii or not locale_is_utf8()
             app = KvtopApp(
                 session, ascii=plain, hz=hz, native=native, signals=True, replay=replay, speed=speed, theme=theme
@@ -55,7 +53,6 @@ def run_app(
             raise
         return EXIT_GONE  # it could not even be told good-bye
     finally:
-        gc.enable()
         stop_session(session)
     return app.return_code or 0
 

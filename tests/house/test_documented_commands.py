@@ -31,6 +31,7 @@ DOCUMENTS = (
             "serve-api",
             "report",
             "statistics",
+            "tour",
             "traces",
             "why",
             "workloads",
