@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtop.analysis.inference import Interval
-from kvtop.analysis.measures import BY_KEY, PRIMARY, Measure
+from kvtop.analysis.measures import Measure
 from kvtop.analysis.paired import PairedMetric, paired_metrics
 from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest, compare_replicates
 from kvtop.analysis.single_run import RunInterval, change_intervals, run_intervals
@@ -30,11 +30,6 @@ class Statistics:
             "this_run_only": {found.key: _run_json(found, "ns") for found in self.run_only},
             "change_this_run_only": {found.key: _run_json(found, "ratio") for found in self.change_only},
         }
-
-
-def primary_measures(keys: Sequence[str] = PRIMARY) -> list[Measure]:
-    """The metrics that are tested."""
-    return [BY_KEY[key] for key in keys]
 
 
 def column_statistics(columns: Sequence[Sequence[RunSummary]], primary: Sequence[Measure]) -> list[Statistics]:

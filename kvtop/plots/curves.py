@@ -6,7 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtop.plots.axes import Axis
-from kvtop.plots.sheet import FOOT, GAP, HEIGHT, LEFT, RIGHT, ROW, TITLE, WIDTH, colour, dash, page, safe, swatch
+from kvtop.plots.sheet import (
+    FOOT,
+    GAP,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    ROW,
+    TITLE,
+    WIDTH,
+    colour,
+    dash,
+    grid,
+    page,
+    place,
+    safe,
+    swatch,
+)
 
 MARKS = "o+x#*%@&"
 TEXT_HEIGHT = 12
@@ -58,9 +74,9 @@ def render_text(plot: CurvePlot, width: int | None = None) -> str:
     level = TEXT_HEIGHT - round(y.place(100 * plot.limit.shares[0]) * TEXT_HEIGHT)
     cells[level] = ["."] * area
     for mark, curve in zip(_marks(plot.curves), plot.curves, strict=True):
-        for place, share in zip(plot.places, curve.shares, strict=True):
+        for blocks, share in zip(plot.places, curve.shares, strict=True):
             row = TEXT_HEIGHT - round(y.place(100 * share) * TEXT_HEIGHT)
-            cells[row][round(x.place(place) * (area - 1))] = mark
+            cells[row][round(x.place(blocks) * (area - 1))] = mark
     legend = "  ".join(f"{mark} {curve.label}" for mark, curve in zip(_marks(plot.curves), plot.curves, strict=True))
     lines = [f"{plot.up}   {legend}  . {plot.limit.label}"]
     for index, row in enumerate(cells):
@@ -79,9 +95,9 @@ def _ticks(axis: Axis, area: int) -> list[str]:
     rule, words = ["-"] * area, [" "] * (area + 12)
     free = 0
     for value, _ in axis.ticks():
-        place, word = round(axis.place(value) * (area - 1)), blocks_text(value)
-        rule[place] = "+"
-        start = max(0, place - len(word) // 2)
+        column, word = round(axis.place(value) * (area - 1)), blocks_text(value)
+        rule[column] = "+"
+        start = max(0, column - len(word) // 2)
         if start >= free and start + len(word) <= len(words):
             words[start : start + len(word)] = word
             free = start + len(word) + 1
@@ -102,30 +118,16 @@ def _parts(plot: CurvePlot, top: int) -> Iterator[str]:
         below = TITLE + 12 + ROW * index
         yield swatch(index, below)
         yield f'<text x="{LEFT + 40}" y="{below}">{safe(f"{curve.label}: {curve.meaning}")}</text>'
-    yield from _frame(plot, x, y, top)
+    words = ((value, blocks_text(value)) for value, _ in x.ticks())
+    levels = ((percent, _up(y, percent / 100, top)) for percent, _ in y.ticks())
+    yield from grid(x, words, levels, top, plot.across, plot.up)
     for index, curve in enumerate(plot.curves):
         points = [
-            (_across(x, place), _up(y, share, top)) for place, share in zip(plot.places, curve.shares, strict=True)
+            (place(x, blocks), _up(y, share, top)) for blocks, share in zip(plot.places, curve.shares, strict=True)
         ]
         yield from _line(curve, points, index)
     ends = [(float(LEFT), _up(y, plot.limit.shares[0], top)), (float(WIDTH - RIGHT), _up(y, plot.limit.shares[0], top))]
     yield from _line(plot.limit, ends, len(plot.curves), dots=False)
-
-
-def _frame(plot: CurvePlot, x: Axis, y: Axis, top: int) -> Iterator[str]:
-    bottom, right = top + HEIGHT, WIDTH - RIGHT
-    for value, _ in y.ticks():
-        at = _up(y, value / 100, top)
-        yield f'<line class="{"grid" if value else "axis"}" x1="{LEFT}" x2="{right}" y1="{at}" y2="{at}"/>'
-        yield f'<text class="quiet end" x="{LEFT - 8}" y="{at + 4}">{value:g} %</text>'
-    for value, _ in x.ticks():
-        at = _across(x, value)
-        yield f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{bottom}"/>'
-        yield f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="quiet middle" x="{at}" y="{bottom + 18}">{blocks_text(value)}</text>'
-    across = f"{plot.across}{' (log axis)' if x.log else ''}"
-    yield f'<text class="quiet middle" x="{(LEFT + right) / 2:g}" y="{bottom + 38}">{safe(across)}</text>'
-    yield f'<text class="quiet" x="{LEFT}" y="{top - 10}">{safe(plot.up)}</text>'
 
 
 def _line(curve: Curve, points: list[tuple[float, float]], index: int, *, dots: bool = True) -> Iterator[str]:
@@ -133,10 +135,6 @@ def _line(curve: Curve, points: list[tuple[float, float]], index: int, *, dots: 
     yield f'<path class="line c{colour(index)}"{dash(index)} d="M{path}"><title>{safe(curve.label)}</title></path>'
     if dots:
         yield from (f'<circle class="d{colour(index)}" cx="{x}" cy="{y}" r="2.5"/>' for x, y in points)
-
-
-def _across(axis: Axis, value: float) -> float:
-    return round(LEFT + (WIDTH - RIGHT - LEFT) * axis.place(value), 1)
 
 
 def _up(axis: Axis, share: float, top: int) -> float:

@@ -6,8 +6,10 @@ reader's light or dark scheme; lines differ in their dashes too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
+
+from kvtop.plots.axes import Axis
 
 WIDTH = 800
 LEFT, RIGHT = 64, 24  # of the plot's area
@@ -76,6 +78,34 @@ def swatch(index: int, y: int) -> str:
     """The piece of line in a legend."""
     place = f'x1="{LEFT}" x2="{LEFT + 30}" y1="{y - 4}" y2="{y - 4}"'
     return f'<line class="line c{colour(index)}"{dash(index)} {place}/>'
+
+
+def place(axis: Axis, value: float) -> float:
+    """Where ``value`` stands across the plot's area."""
+    return round(LEFT + (WIDTH - RIGHT - LEFT) * axis.place(value), 1)
+
+
+def grid(
+    axis: Axis,
+    words: Iterable[tuple[float, str]],
+    levels: Iterable[tuple[float, float]],
+    top: int,
+    across: str,
+    up: str,
+) -> Iterator[str]:
+    """The area's lines and what stands beside them: ``words`` below values of ``axis``, ``levels`` as (percent, y)."""
+    bottom, right = top + HEIGHT, WIDTH - RIGHT
+    for percent, y in levels:
+        yield f'<line class="{"grid" if percent else "axis"}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>'
+        yield f'<text class="quiet end" x="{LEFT - 8}" y="{y + 4}">{percent:g} %</text>'
+    for value, word in words:
+        x = place(axis, value)
+        yield f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
+        yield f'<line class="axis" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}"/>'
+        yield f'<text class="quiet middle" x="{x}" y="{bottom + 18}">{safe(word)}</text>'
+    named = f"{across}{' (log axis)' if axis.log else ''}"
+    yield f'<text class="quiet middle" x="{(LEFT + right) / 2:g}" y="{bottom + 38}">{safe(named)}</text>'
+    yield f'<text class="quiet" x="{LEFT}" y="{top - 10}">{safe(up)}</text>'
 
 
 def short(label: str) -> str:

@@ -8,7 +8,22 @@ from kvtop.analysis.stats import percentile
 from kvtop.cli.text import format_ns
 from kvtop.plots.axes import Axis
 from kvtop.plots.panels import Panel, Series
-from kvtop.plots.sheet import FOOT, GAP, HEIGHT, LEFT, RIGHT, ROW, TITLE, WIDTH, colour, dash, page, safe, short, swatch
+from kvtop.plots.sheet import (
+    FOOT,
+    GAP,
+    HEIGHT,
+    LEFT,
+    ROW,
+    TITLE,
+    colour,
+    dash,
+    grid,
+    page,
+    place,
+    safe,
+    short,
+    swatch,
+)
 
 LEGEND_COLUMNS = (470, 560, 668, 776)  # right ends of n, p50, p99, max
 
@@ -39,7 +54,9 @@ def _panel(panel: Panel, scale: str) -> Iterator[str]:
     yield f'<text class="quiet" x="{LEFT}" y="48">{safe(_subtitle(panel))}</text>'
     yield from _legend(panel)
     top = _top(panel)
-    yield from _frame(panel, axis, top)
+    levels = ((share, round(top + HEIGHT - HEIGHT * share / 100, 1)) for share in (0, 25, 50, 75, 100))
+    up = f"share of {panel.plotted.counted} at or below"
+    yield from grid(axis, axis.ticks(), levels, top, panel.plotted.label, up)
     for index, series in enumerate(panel.series):
         yield from _line(series, axis, top, index)
 
@@ -65,42 +82,21 @@ def _legend(panel: Panel) -> Iterator[str]:
             yield f'<text class="end" x="{x}" y="{y}">{safe(cell)}</text>'
 
 
-def _frame(panel: Panel, axis: Axis, top: int) -> Iterator[str]:
-    bottom, right = top + HEIGHT, WIDTH - RIGHT
-    for share in (0, 25, 50, 75, 100):
-        y = round(bottom - HEIGHT * share / 100, 1)
-        yield f'<line class="{"grid" if share else "axis"}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>'
-        yield f'<text class="quiet end" x="{LEFT - 8}" y="{y + 4}">{share} %</text>'
-    for value, word in axis.ticks():
-        x = _x(axis, value)
-        yield f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
-        yield f'<line class="axis" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="quiet middle" x="{x}" y="{bottom + 18}">{safe(word)}</text>'
-    across = f"{panel.plotted.label}{' (log axis)' if axis.log else ''}"
-    up = f"share of {panel.plotted.counted} at or below"
-    yield f'<text class="quiet middle" x="{(LEFT + right) / 2:g}" y="{bottom + 38}">{safe(across)}</text>'
-    yield f'<text class="quiet" x="{LEFT}" y="{top - 10}">{safe(up)}</text>'
-
-
 def _line(series: Series, axis: Axis, top: int, index: int) -> Iterator[str]:
     if not series.values:
         return
     bottom, num = top + HEIGHT, len(series.values)
-    path = [f"M{_x(axis, series.values[0])} {bottom}"]
+    path = [f"M{place(axis, series.values[0])} {bottom}"]
     for x, rank in _steps(series.values, axis):
         path.append(f"H{x}V{round(bottom - HEIGHT * rank / num, 1)}")
     line = f'class="line c{colour(index)}"{dash(index)}'
     yield f'<path {line} d="{"".join(path)}"><title>{safe(series.label)}</title></path>'
-    yield f'<circle class="d{colour(index)}" cx="{_x(axis, series.values[-1])}" cy="{top}" r="3.5"/>'
+    yield f'<circle class="d{colour(index)}" cx="{place(axis, series.values[-1])}" cy="{top}" r="3.5"/>'
 
 
 def _steps(values: list[float], axis: Axis) -> Iterator[tuple[float, int]]:
     """Where the line steps and how many values are then behind it; what is within a tenth of a pixel is one step."""
     for rank, value in enumerate(values, 1):
-        x = _x(axis, value)
-        if rank == len(values) or _x(axis, values[rank]) != x:
+        x = place(axis, value)
+        if rank == len(values) or place(axis, values[rank]) != x:
             yield x, rank
-
-
-def _x(axis: Axis, value: float) -> float:
-    return round(LEFT + (WIDTH - RIGHT - LEFT) * axis.place(value), 1)

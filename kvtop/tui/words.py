@@ -45,12 +45,3 @@ def wait_reason(seq: SequenceState, state: RunState) -> str:
             return "not yet considered"
         case other:
             return clean(other).replace("_", " ")
-
-
-def activity(seq: SequenceState, state: RunState) -> str:
-    """What a sequence does, or why it waits."""
-    if seq.state != "running":
-        return wait_reason(seq, state)
-    if seq.num_tokens - seq.num_computed <= 1:
-        return "decoding"
-    return f"prefill {100 * seq.num_computed // max(1, seq.num_tokens)} %"

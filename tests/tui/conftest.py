@@ -6,7 +6,11 @@ import asyncio
 import inspect
 import os
 
+import polars as pl
 import pytest
+import uneven_run
+
+from kvtop.state.model import RunState
 
 os.environ["TEXTUAL_ANIMATIONS"] = "none"  # read when textual is imported
 
@@ -19,3 +23,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="module")
+def uneven() -> RunState:
+    """The run of ``uneven_run`` at its end."""
+    return uneven_run.folded(uneven_run.events())
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    """requests.parquet of the same run."""
+    folder = uneven_run.on_disk(tmp_path_factory.mktemp("runs") / "fcfs", uneven_run.events())
+    return pl.read_parquet(folder / "requests.parquet")

@@ -21,8 +21,6 @@ from kvtop.analysis.side_by_side import settings as settings_of
 from kvtop.cli.main import main
 from kvtop.engine.events import Event, RunStarted, StepEvent
 from kvtop.state.divergence import Partings, in_words
-from kvtop.state.model import RunState
-from kvtop.state.reduce import reduce
 from kvtop.tui.compare_app import CompareApp
 from kvtop.tui.feed import time_of
 from kvtop.tui.lanes import Lanes
@@ -51,13 +49,6 @@ def lanes_of(*policies: str, **options) -> Lanes:
 def fold_all(lanes: Lanes) -> None:
     while any(lane.feed.end is None for lane in lanes.lanes):
         lanes.fold_pending(1.0)
-
-
-def folded(events) -> RunState:
-    state = RunState()
-    for event in events:
-        reduce(state, event)
-    return state
 
 
 def steps(policy: str) -> list[StepEvent]:
@@ -101,7 +92,7 @@ def test_runs_that_have_ended_let_the_others_go_on():
     lanes = lanes_of(*POLICIES)
     fold_all(lanes)
     for lane in lanes.lanes:
-        plain = folded(uneven_run.events(lane.label))
+        plain = uneven_run.folded(uneven_run.events(lane.label))
         assert (lane.timeline.live.step, lane.timeline.live.t_ns) == (plain.step, plain.t_ns)
         assert lane.timeline.live.totals == plain.totals
 
@@ -213,13 +204,13 @@ def test_at_the_end_the_figures_are_those_of_kvtop_compare(tmp_path):
     for key in values:
         row = next(row for row, found in zip(rows, told.values(), strict=True) if found.key == key)
         assert [row.first, row.other] == pytest.approx([column["values"][key] for column in measured])
-    counted = {row.label: row for row in counts(*(folded(uneven_run.events(p)) for p in ("fcfs", "sjf")))}
+    counted = {row.label: row for row in counts(*(uneven_run.folded(uneven_run.events(p)) for p in ("fcfs", "sjf")))}
     for label, key in (("preemptions", "preemptions"), ("evictions", "evictions"), ("prefix hit rate", "hit_rate")):
         assert [counted[label].first, counted[label].other] == [column["values"][key] for column in measured]
 
 
 def test_a_run_against_itself_differs_in_nothing():
-    journal, state = journal_of("fcfs"), folded(uneven_run.events("fcfs"))
+    journal, state = journal_of("fcfs"), uneven_run.folded(uneven_run.events("fcfs"))
     ended = journal.until(10**18)
     rows = [*latencies(ended, ended), *counts(state, state)]
     assert {row.verdict for row in rows} <= {SAME, "too few"}
@@ -242,14 +233,14 @@ def test_at_a_moment_only_requests_that_had_ended_in_both_count():
 
 
 def test_verdicts_say_better_worse_costs_and_what_cannot_be_compared():
-    first = folded(uneven_run.events("fcfs"))
+    first = uneven_run.folded(uneven_run.events("fcfs"))
     manifest = {**first.manifest, "num_blocks": 240, "policy": "sjf"}
     found = {row.label: row.verdict for row in settings_of(first.manifest, manifest)}
     assert found == {"policy": "", "pool blocks": "costs"}
     assert settings_of(manifest, first.manifest)[-1].verdict == "saves"
     other = {**manifest, "workload_hash": "bbbb", "clock": "real", "model": "x"}
     assert len(conflicts(first.manifest, other)) == 3
-    rows = {row.label: row for row in counts(first, folded(uneven_run.events("sjf")))}
+    rows = {row.label: row for row in counts(first, uneven_run.folded(uneven_run.events("sjf")))}
     for row in rows.values():
         if row.first == row.other:
             assert row.verdict == SAME

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.color import Color
 from textual.widgets import Input, Static
-from tui_fakes import FakeSession, app_with, go, recorded, screen_lines, screen_text, settled
+from tui_fakes import FakeSession, app_with, go, recorded, run_by_name, screen_lines, screen_text, settled
 
 from kvtop.engine.events import SetConfig
 from kvtop.state.numbers import read_all
@@ -109,12 +109,7 @@ async def test_the_palette_changes_policy_and_rate_of_a_running_engine_and_of_no
         app = app_with(recorded(), replay=replay, speed=0.0)
         async with app.run_test(size=(120, 40)) as pilot:
             await settled(pilot)
-            await pilot.press("colon")
-            await pilot.pause(0.2)
-            await pilot.press(*"queue policy sjf")
-            await pilot.pause(0.5)
-            await pilot.press("enter")
-            await pilot.pause(0.1)
+            await run_by_name(pilot, "queue policy sjf")
             session = app.session
             assert isinstance(session, FakeSession)
             assert session.sent == ([] if replay else [SetConfig({"policy": "sjf"})])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import polars as pl
 import pytest
 import uneven_run
 from hypothesis import given
@@ -15,32 +14,13 @@ from tui_fakes import app_with, go, screen_text, settled
 from kvtop.analysis.slo import goodput, parse_slo
 from kvtop.engine.events import Event, RequestEvent, RunStarted, StepEvent
 from kvtop.state.latency import METRICS, histogram, objectives_met, points_of, spread_of
-from kvtop.state.model import LATENCY_WINDOW_NS, RunState
+from kvtop.state.model import LATENCY_WINDOW_NS
 from kvtop.state.numbers import NUMBERS
-from kvtop.state.reduce import reduce
 from kvtop.state.request_rows import ended_rows
 from kvtop.state.slow import analyse, parts_of, value_of
 from kvtop.state.step_clock import CAPACITY, StepClock
 from kvtop.tui.screens.latency import LatencyScreen
 from kvtop.tui.widgets.line_table import LineTable
-
-
-def folded(events) -> RunState:
-    state = RunState()
-    for event in events:
-        reduce(state, event)
-    return state
-
-
-@pytest.fixture(scope="module")
-def uneven() -> RunState:
-    return folded(uneven_run.events())
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory) -> pl.DataFrame:
-    folder = uneven_run.on_disk(tmp_path_factory.mktemp("runs") / "fcfs", uneven_run.events())
-    return pl.read_parquet(folder / "requests.parquet")
 
 
 def known(value: float | None) -> float:
@@ -181,7 +161,7 @@ def test_decoding_beside_prefill_is_the_time_of_those_steps(uneven):
 
 
 def test_what_began_before_the_steps_that_are_kept_is_counted_apart():
-    state = folded(uneven_run.events())
+    state = uneven_run.folded(uneven_run.events())
     history = state.history
     for column in (getattr(history, name) for name in history.__dataclass_fields__):
         while len(column) > 100:
@@ -206,19 +186,19 @@ def test_objectives_are_judged_as_for_a_finished_run(tables):
     made = uneven_run.events()
     first = made[0]
     assert isinstance(first, RunStarted)
-    state = folded([RunStarted(run_id="r", manifest={**first.manifest, "slo": texts}), *made[1:]])
+    state = uneven_run.folded([RunStarted(run_id="r", manifest={**first.manifest, "slo": texts}), *made[1:]])
     met = objectives_met(state)
     assert met is not None
     plain = goodput(tables.to_dicts(), parse_slo(texts), None)
     assert (met.met, met.judged, met.missed) == (plain.met, plain.judged, plain.missed)
     assert 0 < met.met < met.judged
-    assert objectives_met(folded(made)) is None
+    assert objectives_met(uneven_run.folded(made)) is None
 
 
 def test_at_an_earlier_moment_only_what_had_happened_counts():
     made = uneven_run.events()
     cut = made[: len(made) // 2]
-    state = folded(cut)
+    state = uneven_run.folded(cut)
     ends = [e for e in cut if isinstance(e, RequestEvent) and e.phase == "finished"]
     assert spread_of(points_of(state, "e2e")).n == len(ends)
     firsts = {d[1] for e in steps(cut) for d in e.decisions if d[0] == "first_token"}

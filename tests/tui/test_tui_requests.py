@@ -6,7 +6,6 @@ import contextlib
 from itertools import pairwise
 from types import SimpleNamespace
 
-import polars as pl
 import pytest
 import uneven_run
 from hypothesis import given
@@ -27,26 +26,6 @@ from kvtop.tui.request_columns import COLUMNS, sorted_rows
 from kvtop.tui.widgets.line_table import LineTable
 from kvtop.why.live import facts_now
 from kvtop.why.strip import strip_of
-
-
-def folded(events) -> RunState:
-    state = RunState()
-    for event in events:
-        reduce(state, event)
-    return state
-
-
-@pytest.fixture(scope="module")
-def uneven() -> RunState:
-    return folded(uneven_run.events())
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory) -> pl.DataFrame:
-    """requests.parquet of the same run."""
-    folder = uneven_run.on_disk(tmp_path_factory.mktemp("runs") / "fcfs", uneven_run.events())
-    return pl.read_parquet(folder / "requests.parquet")
-
 
 # Numbers -----------------------------------------------------------------------------------------------------
 
@@ -86,7 +65,7 @@ def test_live_rows_become_what_their_ends_say():
 
 
 def test_blocks_shared_and_tail_are_those_of_the_engine_s_tables():
-    state = folded(recorded())
+    state = uneven_run.folded(recorded())
     pool = state.pool
     assert pool is not None
     tables = {seq_id: seq.table for seq_id, seq in state.sequences.items()}
@@ -189,7 +168,7 @@ def test_a_filter_keeps_what_it_says(uneven, text, holds):
 
 
 def test_states_of_live_ones():
-    state = folded(recorded())
+    state = uneven_run.folded(recorded())
     rows: list[Row] = [*live_rows(state), *ended_rows(state)]
     for text, states in {
         "state:running": ("prefill", "decode"),
@@ -233,7 +212,7 @@ def test_no_text_makes_a_filter_fail_in_another_way(text):
 
 
 def test_every_key_reads_every_row(uneven):
-    state = folded(recorded())
+    state = uneven_run.folded(recorded())
     for row in (*live_rows(state), *ended_rows(state), *ended_rows(uneven)):
         for key in KEYS.values():
             getattr(row, key.read)
@@ -245,7 +224,7 @@ def test_every_key_reads_every_row(uneven):
 
 @pytest.mark.parametrize("column", [c for c in COLUMNS if c.order is not None], ids=lambda c: c.key)
 def test_an_order_is_by_value_with_the_unknown_last(uneven, column):
-    rows = [*live_rows(folded(recorded())), *ended_rows(uneven)]
+    rows = [*live_rows(uneven_run.folded(recorded())), *ended_rows(uneven)]
     for reverse in (False, True):
         ordered = sorted_rows(list(rows), column.key, reverse)
         values = [column.order(row) for row in ordered]

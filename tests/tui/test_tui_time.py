@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from make_frames import PATH
-from tui_fakes import FakeSession, app_with, go, recorded, screen_lines, screen_text, settled
+from tui_fakes import FakeSession, app_with, go, recorded, run_by_name, screen_lines, screen_text, settled
 
 from kvtop.engine.errors import UsageError
 from kvtop.engine.events import RunEnded, StepEvent
@@ -163,12 +163,7 @@ async def test_the_palette_runs_an_action_by_its_name():
     app = app_with(recorded())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
-        await pilot.press("colon")
-        await pilot.pause(0.2)
-        await pilot.press(*"ten steps back")
-        await pilot.pause(0.5)
-        await pilot.press("enter")
-        await pilot.pause(0.2)
+        await run_by_name(pilot, "ten steps back")
         await settled(pilot)
         assert app.timeline.view.step == LAST - 10
 

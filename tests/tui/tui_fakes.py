@@ -92,3 +92,13 @@ async def go(pilot: Pilot, *keys: str) -> None:
     """Press ``keys``, mostly those of screens, and wait until what they show is drawn."""
     await pilot.press(*keys)
     await settled(pilot)
+
+
+async def run_by_name(pilot: Pilot, name: str) -> None:
+    """Find an action in the palette and do it."""
+    await pilot.press("colon")
+    await pilot.pause(0.2)
+    await pilot.press(*name)
+    await pilot.pause(0.5)
+    await pilot.press("enter")
+    await pilot.pause(0.2)

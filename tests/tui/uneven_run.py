@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from kvtop.engine.types import ExecuteResult, Plan, RequestSpec, SamplingParams
 from kvtop.results.recording import FRAMES_NAME, FrameWriter
 from kvtop.results.tables import write_tables
 from kvtop.results.versions import RESULTS_SCHEMA_VERSION
+from kvtop.state.model import RunState
+from kvtop.state.reduce import reduce
 
 NUM_BLOCKS, BLOCK_SIZE, SEATS = 120, 16, 10
 MANIFEST = {
@@ -68,6 +71,14 @@ def events(policy: str = "fcfs", count: int = 90) -> tuple[Event, ...]:
 
 def ended(policy: str = "fcfs") -> list[RequestEvent]:
     return [e for e in events(policy) if isinstance(e, RequestEvent) and e.phase == "finished"]
+
+
+def folded(made: Iterable[Event]) -> RunState:
+    """The state after ``made``."""
+    state = RunState()
+    for event in made:
+        reduce(state, event)
+    return state
 
 
 def on_disk(folder: Path, made: tuple[Event, ...]) -> Path:
