@@ -118,20 +118,34 @@ def compare_paths(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Co
     Raises:
         UsageError: no run, or runs that cannot be compared and are not forced.
     """
+    runs, left_out = load_paths(paths, options)
+    comparisons = compare_by_workload(runs, options) if len(_runs_among(paths)) == 1 else [compare_runs(runs, options)]
+    comparisons[-1].notes.extend(left_out)
+    return comparisons
+
+
+def _runs_among(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` without the table of runs that lies beside them, unless it is all there is."""
     from kvtop.results.runs_table import RUNS_NAME
 
+    return [path for path in paths if path.name != RUNS_NAME] or list(paths)
+
+
+def load_paths(paths: Sequence[Path], options: Options) -> tuple[list[RunSummary], list[str]]:
+    """The runs of all ``paths``, a note for each in a directory that cannot be read; a table of runs is passed over.
+
+    Raises:
+        UsageError: no run; a path of a single run that cannot be read.
+    """
     runs: list[RunSummary] = []
-    left_out: list[str] = []
-    paths = [path for path in paths if path.name != RUNS_NAME] or paths
-    for path in paths:
-        loaded, failed = load_path(path, options)
+    failed: list[str] = []
+    for path in _runs_among(paths):
+        loaded, unread = _load_path(path, options)
         runs += loaded
-        left_out += failed
+        failed += unread
     if not runs:
-        raise UsageError("; ".join(left_out))
-    comparisons = compare_by_workload(runs, options) if len(paths) == 1 else [compare_runs(runs, options)]
-    comparisons[-1].notes.extend(f"left out: {text}" for text in left_out)
-    return comparisons
+        raise UsageError("; ".join(failed))
+    return runs, [f"left out: {text}" for text in failed]
 
 
 def compare_by_workload(runs: Sequence[RunSummary], options: Options = DEFAULTS) -> list[Comparison]:
@@ -158,7 +172,7 @@ def load_readable(run_dirs: Sequence[Path], options: Options = DEFAULTS) -> tupl
     return runs, failed
 
 
-def load_path(path: Path, options: Options = DEFAULTS) -> tuple[list[RunSummary], list[str]]:
+def _load_path(path: Path, options: Options) -> tuple[list[RunSummary], list[str]]:
     """The run of a directory, or the runs below it in the order of their columns, with a line for each left out.
 
     Raises:

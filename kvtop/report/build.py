@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtop.analysis.compare import DEFAULTS, Comparison, Options, compare_runs, find_conflicts, load_path
+from kvtop.analysis.compare import DEFAULTS, Comparison, Options, compare_runs, find_conflicts, load_paths
 from kvtop.analysis.summary import RunSummary
-from kvtop.engine.errors import UsageError
 from kvtop.report import charts, tables, vega
 from kvtop.report.blocks import block_figures
 from kvtop.report.cache import cache_figures
@@ -75,14 +74,7 @@ def compare_all(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Comp
     Raises:
         UsageError: no run, or none that can be read.
     """
-    runs: list[RunSummary] = []
-    left_out: list[str] = []
-    for path in paths:
-        loaded, failed = load_path(path, options)
-        runs += loaded
-        left_out += failed
-    if not runs:
-        raise UsageError("; ".join(left_out))
+    runs, left_out = load_paths(paths, options)
     comparisons: list[Comparison] = []
     for first, alike in _alike(runs, force=options.force):
         comparison = compare_runs(alike, options)
@@ -90,7 +82,7 @@ def compare_all(paths: Sequence[Path], options: Options = DEFAULTS) -> list[Comp
             found = "; ".join(find_conflicts([first[0], alike[0]]) or find_conflicts([*first, *alike]))
             comparison.notes.insert(0, f"not comparable with the other runs of this workload: {found}")
         comparisons.append(comparison)
-    comparisons[-1].notes.extend(f"left out: {text}" for text in left_out)
+    comparisons[-1].notes.extend(left_out)
     return comparisons
 
 

@@ -12,6 +12,7 @@ from kvtop.analysis.compare import Options
 from kvtop.cli.main import main
 from kvtop.report import vega
 from kvtop.report.build import compare_all
+from kvtop.results.runs_table import write_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -85,6 +86,17 @@ def test_runs_that_cannot_be_compared_get_chapters_of_their_own(tmp_path: Path) 
     ]  # fmt: skip
     assert any("not comparable" in note and "block size" in note for note in found[1].notes)
     assert not any("not comparable" in note for note in (*found[0].notes, *found[2].notes))
+
+
+def test_the_table_that_lies_beside_the_runs_is_passed_over(tmp_path: Path) -> None:
+    """``results/*`` of a shell names it too."""
+    small_run(tmp_path / "a")
+    small_run(tmp_path / "b", policy="sjf")
+    write_runs(tmp_path)
+    named = sorted(tmp_path.iterdir())
+    assert [path.name for path in named] == ["a", "b", "runs.parquet"]
+    (found,) = compare_all(named)
+    assert [column.label for column in found.columns] == ["fcfs", "sjf"]
 
 
 def test_force_sets_them_side_by_side_and_says_so(tmp_path: Path) -> None:
