@@ -50,6 +50,13 @@ class Served:
             assert time.monotonic() < deadline_s, (name, labels, found, value)
             time.sleep(0.02)
 
+    def until_at_least(self, name: str, least: float) -> None:
+        """Wait for a counter: what the engine decided is told a moment after it was answered."""
+        deadline_s = time.monotonic() + 20
+        while (found := self.metric(name)) < least:
+            assert time.monotonic() < deadline_s, (name, found, least)
+            time.sleep(0.02)
+
     def assert_empty(self, num_blocks: int) -> None:
         """Nothing runs or waits, and every block is fresh or idle."""
         self.until("kvtop_blocks", 0, state="used")
