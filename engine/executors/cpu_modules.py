@@ -1,6 +1,7 @@
-"""Modules that compute on the CPU what transformers' own do, by kvtop's kernels. The weights are the originals' own.
+"""Modules that compute on the CPU what transformers' own do, by kvtop's kernels.
 
-Nothing is copied or rearranged: a fused module holds the original linears, and hands their weights to one kernel call.
+A linear by itself reads its weight as it lies, shared with whoever else does (an embedding). A fused module has copies
+of its linears' weights, rearranged for the kernel; the originals go with the modules that it replaces.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class NativeLinear(nn.Linear):
         self.in_features, self.out_features = original.in_features, original.out_features
         self.weight, self.bias = original.weight, original.bias
         self.shift = torch.zeros(self.out_features) if original.bias is None else original.bias.detach()
-        self.product = joined([self])
+        self.product = ops.Linears([self.weight.detach()], [self.shift])
 
     def forward(self, input: Tensor) -> Tensor:
         rows = _rows(input)
@@ -33,9 +34,9 @@ class NativeLinear(nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
 
-def joined(linears: Sequence[NativeLinear]) -> ops.Linears:
-    """Several linears of one input as one product."""
-    return ops.Linears([linear.weight.detach() for linear in linears], [linear.shift for linear in linears])
+def joined(linears: Sequence[NativeLinear]) -> ops.Packed:
+    """Several linears of one input as one product, their weights copied."""
+    return ops.Packed([linear.weight.detach() for linear in linears], [linear.shift for linear in linears])
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -63,8 +64,8 @@ class FusedMLP(nn.Module):
 
     def __init__(self, linears: Sequence[NativeLinear], act: Any) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = linears
-        self.product, self.width = joined(linears[:2]), linears[0].out_features
+        self.product, self.down = joined(linears[:2]), joined(linears[2:])
+        self.width, self.out_features = linears[0].out_features, linears[2].out_features
         # By name: torch's and transformers' own. The whole module is tried before it is used.
         self.act_fn = nn.SiLU(inplace=True) if type(act).__name__ in ("SiLU", "SiLUActivation") else act
 
@@ -72,7 +73,9 @@ class FusedMLP(nn.Module):
         rows = _rows(x)
         gate, up = torch.empty(2, rows.shape[0], self.width).unbind()
         self.product(rows, (gate, up))
-        return self.down_proj.forward(self.act_fn(gate).mul_(up)).view(x.shape)
+        out = torch.empty(rows.shape[0], self.out_features)
+        self.down(self.act_fn(gate).mul_(up), (out,))
+        return out.view(x.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,11 @@ class FusedAttention(nn.Module):
         self, linears: Sequence[NativeLinear], norms: Sequence[nn.Module], head_dim: int, call: AttentionCall
     ) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = linears
         self.q_norm, self.k_norm = norms or (None, None)
         self.norms = tuple(norms)
         self.head_dim, self.call = head_dim, call
-        self.product, self.sizes = joined(linears[:3]), [linear.out_features for linear in linears[:3]]
+        self.product, self.out = joined(linears[:3]), joined(linears[3:])
+        self.sizes, self.out_features = [linear.out_features for linear in linears[:3]], linears[3].out_features
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *, kv: Any, **_: Any
@@ -116,7 +119,7 @@ class FusedAttention(nn.Module):
             ops.rotary_(q, cos, sin)
             ops.rotary_(k, cos, sin)
         call = self.call
-        out = kv.attend(
+        attended = kv.attend(
             call.layer,
             q.transpose(0, 1),
             k.transpose(0, 1),
@@ -125,7 +128,9 @@ class FusedAttention(nn.Module):
             window=call.window,
             softcap=call.softcap,
         )
-        return self.o_proj.forward(out.reshape(1, rows, -1)), None
+        out = torch.empty(rows, self.out_features)
+        self.out(_rows(attended.reshape(rows, -1)), (out,))
+        return out[None], None
 
 
 class FusedLayer(nn.Module):

@@ -142,7 +142,7 @@ def _layer(module: nn.Module) -> nn.Module | None:
     replacement = FusedLayer(natives, attention, mlp)
     if hasattr(module, "attention_type"):  # some models choose a mask by it
         replacement.attention_type = module.attention_type
-    run = _layer_input(attention.q_proj.in_features, attention.head_dim)
+    run = _layer_input(attention.product.depth, attention.head_dim)
     same = _same(lambda: run(module, _Recorder()), lambda: run(replacement, _Recorder()))
     return replacement if same else None
 

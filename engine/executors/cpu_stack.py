@@ -22,16 +22,16 @@ from kvtop.kernels.cpu.jobs import Jobs
 
 KERNELS = (
     "add_norm",
-    "linear",
+    "packed",
     "rotary",
     "scatter",
     "scatter",
     "attention",
-    "linear",
+    "packed",
     "add_norm",
-    "linear",
+    "packed",
     "gate",
-    "linear",
+    "packed",
 )
 NORM_IN, QKV, ROTARY, WRITE_K, WRITE_V, ATTEND, OUT, NORM_MLP, GATE_UP, GATE, DOWN = range(len(KERNELS))
 ROWS = 2  # the field that says how many rows there are, of every kernel but attention
@@ -82,7 +82,7 @@ def _shape(layer: FusedLayer) -> tuple[int, ...] | None:
     attention, mlp = layer.self_attn, layer.mlp
     if attention.norms or type(mlp.act_fn) is not nn.SiLU:
         return None
-    return attention.head_dim, *attention.sizes, attention.o_proj.out_features, mlp.width
+    return attention.head_dim, *attention.sizes, attention.out_features, mlp.width
 
 
 class _Kept:
@@ -110,7 +110,7 @@ class _Workspace:
         attention, mlp = layers[0].self_attn, layers[0].mlp
         self.head_dim, (self.q_width, self.kv_width, _) = attention.head_dim, attention.sizes
         self.heads, self.kv_heads = self.q_width // self.head_dim, self.kv_width // self.head_dim
-        width = attention.o_proj.out_features
+        width = attention.out_features
         self.x, self.y, self.normed = torch.empty(3, capacity, width).unbind()
         self.packed = torch.empty(capacity, sum(attention.sizes))
         self.attended = torch.empty(capacity, self.heads, self.head_dim)
@@ -119,8 +119,7 @@ class _Workspace:
         self.jobs, self._tables = Jobs(len(layers), KERNELS), []
         for group, layer in enumerate(layers):
             self._put(group, layer, pool)
-        self._products = {QKV: attention.product, OUT: attention.o_proj.product, DOWN: mlp.down_proj.product}
-        self._products[GATE_UP] = mlp.product
+        self._products = {QKV: attention.product, OUT: attention.out, GATE_UP: mlp.product, DOWN: mlp.down}
         self._widths = {NORM_IN: width, NORM_MLP: width, GATE: mlp.width}
         self._widths |= {ROTARY: self.q_width + self.kv_width, WRITE_K: self.kv_width, WRITE_V: self.kv_width}
 
@@ -135,9 +134,9 @@ class _Workspace:
             put(group, kernel, ops.norm_job(self.x, norm.factor, norm.eps, self.normed, self.y))
         products = {
             QKV: (attention.product, self.normed, self.packed.split(attention.sizes, 1)),
-            OUT: (attention.o_proj.product, self.attended.view(self.capacity, -1), (self.y,)),
+            OUT: (attention.out, self.attended.view(self.capacity, -1), (self.y,)),
             GATE_UP: (mlp.product, self.normed, (self.gate, self.up)),
-            DOWN: (mlp.down_proj.product, self.gate, (self.y,)),
+            DOWN: (mlp.down, self.gate, (self.y,)),
         }
         for kernel, (product, x, outs) in products.items():
             fields, table = product.job(x, outs)

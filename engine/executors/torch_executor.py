@@ -93,8 +93,9 @@ class TorchExecutor:
         loaded = torch_load.load(resolved, target, dtype, report)
         layers = probe_layers(loaded.model, resolved.name)
         own = own_logits(loaded.model, loaded.text_config.vocab_size)
+        described = torch_load.describe(resolved, loaded, layers)
         modules = cpu_rewrite.rewrite(loaded.model, loaded.notices)
-        info = torch_load.describe(resolved, loaded, layers, modules)
+        info = replace(described, modules=modules, notices=tuple(loaded.notices))
         check_against_own(loaded.model, layers, info.vocab_size, own, resolved.name, attention)
         return cls(loaded.model, loaded.tokenizer, info, layers, "auto", attention).with_kv_dtype(kv_dtype)
 

@@ -187,8 +187,8 @@ def _from_pretrained(
     return model.to(device)
 
 
-def describe(resolved: ResolvedModel, loaded: LoadedModel, layers: list[LayerShape], modules: str) -> ModelInfo:
-    """Facts about a loaded model; ``modules`` says what runs its layers."""
+def describe(resolved: ResolvedModel, loaded: LoadedModel, layers: list[LayerShape]) -> ModelInfo:
+    """Facts about a model as it was loaded, before any of its modules is replaced."""
     model, text = loaded.model, loaded.text_config
     parameters = list(model.parameters())
     eos: set[int] = set()
@@ -211,7 +211,6 @@ def describe(resolved: ResolvedModel, loaded: LoadedModel, layers: list[LayerSha
         weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
         fallback_from=resolved.fallback_from,
         notices=tuple(loaded.notices),
-        modules=modules,
     )
 
 

@@ -14,6 +14,7 @@ from llvmlite import ir
 
 FEATURES = llvm.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
+REGISTERS = 16 if LANES == 8 else 32
 
 VOID, I1, I8, I32, I64 = ir.VoidType(), ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT = ir.FloatType()

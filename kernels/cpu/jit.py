@@ -101,7 +101,7 @@ class _Library:
         import llvmlite.binding as llvm
         from llvmlite import ir
 
-        from kvtop.kernels.cpu import attention_ir, chain_ir, linear_ir, rows_ir
+        from kvtop.kernels.cpu import attention_ir, chain_ir, linear_ir, packed_ir, rows_ir
 
         process: Any = ctypes.CDLL(None)
         for name in ("omp_get_thread_num", "GOMP_parallel"):
@@ -109,7 +109,7 @@ class _Library:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         module = ir.Module("kvtop")
-        names = [name for part in (linear_ir, attention_ir, rows_ir) for name in part.build(module)]
+        names = [name for part in (linear_ir, packed_ir, attention_ir, rows_ir) for name in part.build(module)]
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, jit=True
         )

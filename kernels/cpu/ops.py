@@ -17,6 +17,9 @@ from kvtop.kernels.cpu import jit
 
 GROUP = 12  # outputs a linear computes together (``linear_ir.GROUP``)
 STRIP_BYTES = 256 * 1024  # of x that stay in a core's second-level cache while weights pass
+PACKED_STRIP_BYTES = 1024 * 1024  # the same where only a tile of rows has to be near
+PANEL_VECTORS = 3  # outputs of a packed weight that are computed together (``packed_ir.VECTORS``)
+THREAD_ROWS = 64  # rows that are worth a pass over the weights of their own
 TASK_BYTES = 512 * 1024  # of weights: a task long enough that taking it costs nothing
 QUERY_ROWS = 12  # query rows that pass the keys together
 SMALL = 16_384  # elements: less is done sooner by one thread than two are woken
@@ -33,25 +36,26 @@ class Linears:
     Tensors are contiguous, and stay where they are: their addresses are looked up once.
     """
 
+    kernel, tile_rows, strip_bytes = "linear", 4, STRIP_BYTES
+
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        self.weights, self.biases = list(weights), list(biases)
-        self.depth = weights[0].shape[1]
-        self._segments = [
-            (w.data_ptr(), b.data_ptr(), w.shape[0]) for w, b in zip(self.weights, self.biases, strict=True)
-        ]
-        self._groups = sum(-(-w.shape[0] // GROUP) for w in self.weights)
-        self._strip_rows = max(12, STRIP_BYTES // (4 * self.depth))
-        self._group_bytes = 4 * self.depth * GROUP
-        self._table = ctypes.c_int64 * (5 * len(self.weights))
+        self._take(list(weights), list(biases), [len(w) for w in weights], weights[0].shape[1], GROUP)
+
+    def _take(self, weights: list[Tensor], biases: list[Tensor], outputs: list[int], depth: int, group: int) -> None:
+        """``outputs`` of each weight are computed by groups of ``group``."""
+        self.weights, self.biases, self.outputs, self.depth, self.group = weights, biases, outputs, depth, group
+        self._segments = [(w.data_ptr(), b.data_ptr(), n) for w, b, n in zip(weights, biases, outputs, strict=True)]
+        self._groups = sum(-(-n // group) for n in outputs)
+        self._table = ctypes.c_int64 * (5 * len(weights))
 
     def __call__(self, x: Tensor, outs: Sequence[Tensor]) -> None:
         """``outs[i]`` (rows, N_i) = ``x`` (rows, depth) @ weight_i.T + bias_i; read once for each strip."""
         fields, table = self.job(x, outs)
-        jit.run("linear", self.num_tasks(x.shape[0]), fields)
+        jit.run(self.kernel, self.num_tasks(x.shape[0]), fields)
         del table  # it had to live until now
 
     def job(self, x: Tensor, outs: Sequence[Tensor]) -> tuple[list[int], ctypes.Array]:
-        """Fields of the kernel ``linear``, and what one of them points to."""
+        """Fields of ``kernel``, and what one of them points to."""
         segments = []
         for segment, out in zip(self._segments, outs, strict=True):
             segments += (*segment, out.data_ptr(), out.stride(0))
@@ -61,19 +65,50 @@ class Linears:
         return [*fields, ctypes.addressof(table), len(outs)], table
 
     def strip(self, rows: int) -> int:
-        """Rows that pass the weights together: strips of equal size, since a small last one reads as many weights."""
-        share = -(-rows // max(1, -(-rows // self._strip_rows)))
-        return max(4, share + -share % 4)
+        """Rows that pass the weights together: strips of equal size, since a small last one reads as many weights.
+
+        As many rows as a core's second-level cache holds, fewer where the weights alone are no work for all threads.
+        """
+        tasks = -(-self._groups // self._per_task())
+        wanted = min(rows // THREAD_ROWS, -(-2 * torch.get_num_threads() // tasks))
+        strips = max(1, wanted, -(-4 * self.depth * rows // self.strip_bytes))
+        share = -(-rows // strips)
+        return max(self.tile_rows, share + -share % self.tile_rows)
 
     def num_tasks(self, rows: int) -> int:
         """Into how many tasks a product with so many rows is cut."""
         return -(-self._groups // self._per_task()) * -(-rows // self.strip(rows))
 
     def _per_task(self) -> int:
-        return max(1, min(TASK_BYTES // self._group_bytes, self._groups // (8 * torch.get_num_threads())))
+        group_bytes = 4 * self.depth * self.group
+        return max(1, min(TASK_BYTES // group_bytes, self._groups // (8 * torch.get_num_threads())))
 
     def __deepcopy__(self, memo: dict) -> Linears:
-        return Linears(copy.deepcopy(self.weights, memo), copy.deepcopy(self.biases, memo))
+        twin = type(self).__new__(type(self))
+        twin._take(copy.deepcopy(self.weights, memo), copy.deepcopy(self.biases, memo), *self._shape())
+        return twin
+
+    def _shape(self) -> tuple[list[int], int, int]:
+        return self.outputs, self.depth, self.group
+
+
+class Packed(Linears):
+    """As ``Linears``, from copies of the weights in the order in which they are read: see ``packed_ir``.
+
+    A weight (N, depth) becomes (panels, depth, 3 vectors), what is beyond N zeros. Products of many rows take two
+    thirds of the time, of few the same; any depth will do.
+    """
+
+    kernel, tile_rows, strip_bytes = "packed", 8, PACKED_STRIP_BYTES
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        panel = PANEL_VECTORS * jit.lanes()
+        spare = [-len(w) % panel for w in weights]
+        padded = [torch.nn.functional.pad(w, (0, 0, 0, more)) for w, more in zip(weights, spare, strict=True)]
+        depth = weights[0].shape[1]
+        panels = [w.view(-1, panel, depth).transpose(1, 2).contiguous() for w in padded]
+        shifts = [torch.nn.functional.pad(b, (0, more)) for b, more in zip(biases, spare, strict=True)]
+        self._take(panels, shifts, [len(w) for w in weights], depth, panel)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -33,7 +33,7 @@ from kvtop.kernels.cpu.jobs import Jobs
 BLOCK_SIZE = 16
 DECODES = tuple(itertools.product((64, 600), (1, 4, 16, 32)))  # (context, sequences)
 PREFILLS = (16, 64, 128, 384)
-PARTS = {"attention": "attention", "linear": "linears"} | dict.fromkeys(
+PARTS = {"attention": "attention", "linear": "linears", "packed": "linears"} | dict.fromkeys(
     ("rms_norm", "add_norm", "rotary", "scatter", "gate"), "small"
 )
 COLUMNS = ("linears", "lm_head", "attention", "small", "rest")
@@ -41,15 +41,14 @@ COLUMNS = ("linears", "lm_head", "attention", "small", "rest")
 
 def kernel_gflops(rows: int, tries: int) -> float:
     """As ``gemm_gflops``, by kvtop's kernel."""
-    layers = [[torch.randn(out, depth) for depth, out in SHAPES] for _ in range(16)]
+    layers = [(ops.Packed([torch.randn(out, depth)], [torch.zeros(out)]) for depth, out in SHAPES) for _ in range(16)]
+    products = list(itertools.chain(*layers))
     inputs = {depth: torch.randn(rows, depth) for depth, _ in SHAPES}
     outs = {out: torch.empty(rows, out) for _, out in SHAPES}
-    zeros = {out: torch.zeros(out) for _, out in SHAPES}
 
     def run() -> None:
-        for weight in itertools.chain(*layers):
-            out, depth = weight.shape
-            ops.Linears([weight], [zeros[out]])(inputs[depth], [outs[out]])
+        for product in products:
+            product(inputs[product.depth], [outs[product.outputs[0]]])
 
     flops = 16 * sum(2 * rows * depth * out for depth, out in SHAPES)
     return flops / min(timed(run) for _ in range(tries + 1)) / 1e9

@@ -1,0 +1,163 @@
+"""The kernel ``packed``: x @ w.T + bias where w was rearranged once, for few or many rows of x.
+
+Outputs are taken a panel at a time, three vectors of them; a panel holds, for every input in turn, the weights of its
+outputs side by side. So a step of depth is three loads and, for each row, one number of x that is multiplied with all
+three: no sum has to be added up across lanes, weights are read strictly in order, and the sums of a tile fill the
+registers. How an output is summed depends on its depth alone, not on the rows it is computed with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from kvtop.kernels.cpu.ir_tools import (
+    FLOATS,
+    I64,
+    LANES,
+    REGISTERS,
+    VECTOR,
+    Cell,
+    Int,
+    Ptr,
+    call,
+    fma,
+    function,
+    loop,
+    number,
+    prefetch,
+    spread,
+    task_kernel,
+)
+
+VECTORS = 3
+PANEL = VECTORS * LANES  # outputs that are computed together
+TILE_ROWS = 8 if REGISTERS >= 32 else 4  # rows: their sums, a panel's vectors and one number of x are all in registers
+PART = 256  # of depth that is summed by itself: one long sum of fp32 loses half a digit more
+LEAD = 2048  # floats that a tile reads its panel ahead of its products
+SEGMENT_FIELDS = 5
+
+
+def build(module: ir.Module) -> list[str]:
+    """Fields: x, ldx, rows, rows of a strip, depth, panels, panels of a task, segments, their number.
+
+    A segment is one weight matrix: panels, bias (padded as they are), outputs, out, ldo. Panels are counted over all
+    segments. A task is some panels for one strip of rows.
+    """
+    panel = function(module, "packed_panel", [FLOATS, I64, I64, I64, FLOATS, FLOATS, FLOATS, I64], _panel(module))
+
+    def body(b: ir.IRBuilder, field: Callable[[int], Int], task: Int) -> None:
+        x, ldx, rows, strip, depth = field(0).floats(), field(1), field(2), field(3), field(4)
+        panels, per_task, segments, num_segments = field(5), field(6), field(7).longs(), field(8)
+        tasks_of_strip = (panels + per_task - 1) // per_task
+        row = task // tasks_of_strip * strip
+        first = task % tasks_of_strip * per_task
+        last = (first + per_task).min(panels)
+        num_rows = (rows - row).min(strip)
+        left = x + row * ldx
+        spare = Ptr(b, _spare(b))
+        before = Cell(b, I64, number(b, 0))  # panels of earlier segments
+        with loop(b, 0, num_segments) as s:
+            w, bias, outputs, out, ldo = ((segments + (s * SEGMENT_FIELDS + i)).int() for i in range(SEGMENT_FIELDS))
+            here = (outputs + (PANEL - 1)) // PANEL
+            begin, end = (first - before.int()).max(0), (last - before.int()).min(here)
+            with loop(b, begin, end) as i:
+                column = i * PANEL
+                weights, shifts = w.floats() + column * depth, bias.floats() + column
+                target = out.floats() + (row * ldo + column)
+                left_over = (outputs - column).min(PANEL)
+                with b.if_else(left_over.compare("==", PANEL)) as (whole, part):
+                    with whole:
+                        call(b, panel, left, ldx, num_rows, depth, weights, shifts, target, ldo)
+                    with part, loop(b, 0, num_rows, TILE_ROWS) as m:  # a narrow panel ends elsewhere, then is copied
+                        count = (num_rows - m).min(TILE_ROWS)
+                        call(b, panel, left + m * ldx, ldx, count, depth, weights, shifts, spare, number(b, PANEL))
+                        with loop(b, 0, count) as r, loop(b, 0, left_over) as n:
+                            (target + ((m + r) * ldo + n)).store((spare + (r * PANEL + n)).load())
+            before.store(before.int() + here)
+
+    task_kernel(module, "packed", body)
+    return ["packed"]
+
+
+def _spare(b: ir.IRBuilder):
+    with b.goto_entry_block():
+        slot = b.alloca(ir.ArrayType(FLOATS.pointee, TILE_ROWS * PANEL))
+        return b.bitcast(slot, FLOATS)
+
+
+def _panel(module: ir.Module) -> Callable[..., None]:
+    """All rows of x with one panel; meanwhile the next panel is fetched, in equal parts by the tiles of this one.
+
+    A single tile reads its panel from memory: it fetches what it is about to read, at its end the next one's start.
+    """
+    kinds = {lines: {n: _tile(module, n, lines) for n in range(1, TILE_ROWS + 1)} for lines in (1, VECTORS)}
+
+    def body(b: ir.IRBuilder, x: Ptr, ldx: Int, rows: Int, depth: Int, w: Ptr, bias: Ptr, out: Ptr, ldo: Int) -> None:
+        num_tiles = (rows + (TILE_ROWS - 1)) // TILE_ROWS
+        lead = b.select(num_tiles.compare(">", 1), (depth * PANEL).value, ir.Constant(I64, LEAD))
+        ahead = Cell(b, FLOATS, (w + Int(b, lead)).value)
+
+        def passes(lines: int) -> None:
+            by = (number(b, PANEL // lines) + num_tiles - 1) // num_tiles
+
+            def run(count: int, m: Int) -> None:
+                here = Ptr(b, ahead.load())
+                call(b, kinds[lines][count], x + m * ldx, ldx, w, depth, out + m * ldo, ldo, bias, here, by)
+                ahead.store((here + by * depth * lines).value)
+
+            whole = rows - rows % TILE_ROWS
+            with loop(b, 0, whole, TILE_ROWS) as m:
+                run(TILE_ROWS, m)
+            for count in range(1, TILE_ROWS):
+                with b.if_then((rows % TILE_ROWS).compare("==", count)):
+                    run(count, whole)
+
+        with b.if_else(num_tiles.compare(">=", VECTORS)) as (many, few):
+            with many:
+                passes(1)
+            with few:
+                passes(VECTORS)
+
+    return body
+
+
+def _tile(module: ir.Module, rows: int, lines: int) -> ir.Function:
+    """``f(x, ldx, w, depth, out, ldo, bias, ahead, by)``: ``rows`` rows of x with one panel.
+
+    At every step of depth ``lines`` lines from ``ahead`` on are prefetched, ``by`` floats apart.
+    """
+
+    def body(
+        b: ir.IRBuilder, x: Ptr, ldx: Int, w: Ptr, depth: Int, out: Ptr, ldo: Int, bias: Ptr, ahead: Ptr, by: Int
+    ) -> None:
+        sums = [[Cell(b, VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
+        left = [x + ldx * m for m in range(rows)]
+        fetched = Cell(b, I64, number(b, 0))
+        with loop(b, 0, depth, PART) as start:
+            for cell in itertools.chain(*sums):
+                cell.store(ir.Constant(VECTOR, None))
+            with loop(b, start, (start + PART).min(depth)) as k:
+                line = w + k * PANEL
+                weights = [(line + v * LANES).vector() for v in range(VECTORS)]
+                for m, p in enumerate(left):
+                    value = spread(b, (p + k).load())
+                    for v, weight in enumerate(weights):
+                        sums[m][v].store(fma(b, value, weight, sums[m][v].load()))
+                for v in range(lines):
+                    prefetch(b, ahead + (fetched.int() + by * v))
+                fetched.store(fetched.int() + by * lines)
+            for m in range(rows):
+                target = out + ldo * m
+                before = Ptr(b, b.select(start.compare("==", 0), bias.value, target.value))
+                for v in range(VECTORS):
+                    value = b.fadd((before + v * LANES).vector(), sums[m][v].load())
+                    (target + v * LANES).store_vector(value)
+
+    kinds = [FLOATS, I64, FLOATS, I64, FLOATS, I64, FLOATS, FLOATS, I64]
+    fn = function(module, f"packed_{rows}x{lines}", kinds, body)
+    for i in (0, 2):
+        fn.args[i].add_attribute("noalias")
+    return fn
