@@ -179,16 +179,16 @@ def exp(b: ir.IRBuilder, x: Any) -> Any:
     """
     tiny = b.fcmp_ordered("<", x, splat(-87.0))
     x = b.select(tiny, splat(-87.0), x)
-    nearest = external(b.module, f"llvm.rint.v{LANES}f32", VECTOR, [VECTOR])
-    n = b.call(nearest, [b.fmul(x, splat(1.4426950408889634))])
+    # Added to 1.5 * 2^23 a number is rounded to an integer, which then stands in the lowest bits.
+    shifted = fma(b, x, splat(1.4426950408889634), splat(12582912.0))
+    n = b.fsub(shifted, splat(12582912.0))
     r = fma(b, n, splat(-0.693359375), x)
     r = fma(b, n, splat(2.12194440e-4), r)
     p = splat(1.9875691500e-4)
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         p = fma(b, p, r, splat(c))
     y = fma(b, p, b.fmul(r, r), b.fadd(r, splat(1.0)))
-    to_int = external(b.module, f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32", INTS, [VECTOR])  # defined for NaN too
-    bits = b.shl(b.add(b.call(to_int, [n]), splat(127, INTS)), splat(23, INTS))
+    bits = b.add(b.shl(b.bitcast(shifted, INTS), splat(23, INTS)), splat(127 << 23, INTS))
     return b.select(tiny, splat(0.0), b.fmul(y, b.bitcast(bits, VECTOR)))
 
 
