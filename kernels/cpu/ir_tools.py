@@ -172,6 +172,12 @@ def prefetch(b: ir.IRBuilder, where: Ptr) -> None:
     b.call(fetch, [b.bitcast(where.value, BYTES), I32(0), I32(3), I32(1)])
 
 
+def pause(b: ir.IRBuilder) -> None:
+    """Leave the core to whoever shares it for a moment, while waiting for another thread's write."""
+    if "sse2" in FEATURES:
+        b.call(external(b.module, "llvm.x86.sse2.pause", VOID, []), [])
+
+
 def exp(b: ir.IRBuilder, x: Any) -> Any:
     """e^x of a vector to about 1e-7 relative, 0 below -87; NaN stays NaN. For x <= 88.
 

@@ -76,7 +76,9 @@ def run_all(jobs: Jobs, first: int = 0, count: int | None = None) -> None:
     All of them, or ``count`` from the one numbered ``first`` on.
     """
     entries = jobs.entries[first:] if count is None else jobs.entries[first : first + count]
-    _library().chain(entries.ctypes.data, len(entries))
+    threads = min(torch.get_num_threads(), int(jobs.num_tasks[first : first + len(entries)].max()))
+    team = (ctypes.c_int64 * 3)(entries.ctypes.data, len(entries), 0)
+    _library().chain(ctypes.addressof(team), threads)
 
 
 def address(kernel: str) -> int:
@@ -104,7 +106,7 @@ class _Library:
         from kvtop.kernels.cpu import attention_ir, chain_ir, linear_ir, packed_ir, rows_ir
 
         process: Any = ctypes.CDLL(None)
-        for name in ("omp_get_thread_num", "GOMP_parallel"):
+        for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_parallel", "sched_yield"):
             llvm.add_symbol(name, ctypes.cast(getattr(process, name), ctypes.c_void_p).value)
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -126,7 +128,7 @@ class _Library:
         self.address = {name: self.engine.get_function_address(name) for name in names}
         self.serial = {n: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a) for n, a in self.address.items()}
         chain = self.engine.get_function_address(chain_ir.NAME)
-        self.chain = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(chain)
+        self.chain = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(chain)
         self.parallel = process.GOMP_parallel
         self.parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self.parallel.restype = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from kvtop.kernels.cpu import jit
 from kvtop.kernels.cpu.chain_ir import ENTRY_FIELDS
@@ -41,8 +40,11 @@ class Jobs:
         """Into how many tasks the kernel's work is cut, in every group."""
         self.fields[:, kernel, TASKS] = tasks
 
+    @property
+    def num_tasks(self) -> np.ndarray:
+        """Of every job, in order."""
+        return self.fields[:, :, TASKS].reshape(-1)
+
     def run(self) -> None:
-        """All of them in order, each by as many threads as it has tasks for."""
-        tasks = self.fields[:, :, TASKS].reshape(-1)
-        self.entries[:, 2] = np.minimum(tasks, torch.get_num_threads())
+        """All of them in order, by torch's threads."""
         jit.run_all(self)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.abc
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -206,3 +208,25 @@ def test_jobs_run_in_order_and_again() -> None:
         for weight in weights:
             exact = exact @ weight.double().T
         assert relative(buffers[3], exact) < 1e-6
+
+
+def test_jobs_end_with_fewer_threads_than_were_asked_for() -> None:
+    """A limit of the user's environment makes the team smaller: nobody may wait for who is not there."""
+    code = """
+import torch
+from kvtop.kernels.cpu import ops
+from kvtop.kernels.cpu.jobs import Jobs
+torch.manual_seed(0)
+torch.set_num_threads(4)
+weight, x, out = torch.randn(500, 48), torch.randn(200, 48), torch.empty(200, 500)
+product, jobs = ops.Packed([weight], [torch.zeros(500)]), Jobs(2, ("packed",))
+for i in range(2):
+    fields, table = product.job(x, [out])
+    jobs.put(i, 0, fields)
+jobs.set_tasks(0, product.num_tasks(200))
+jobs.run()
+print(float((out - x @ weight.T).abs().max()) < 1e-4)
+"""
+    limited = {**os.environ, "OMP_THREAD_LIMIT": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=limited)
+    assert done.stdout == "True\n", done.stderr
