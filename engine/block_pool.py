@@ -1,12 +1,13 @@
-"""The block pool: who holds what. Ids, refcounts, fill, and the four states.
+"""The block pool: who holds what. Ids, refcounts, fill, and the five states.
 
     fresh        refcount 0, in the fresh list
     idle         refcount 0, published in the prefix cache, in the evictor
     used         refcount > 0: one reference a table entry, one a pin
     in transfer  refcount 0, but freed less than ``deferred_free_steps`` ago, or part of a copy that may not be done
                  yet; what was freed after it waits behind it
+    withheld     refcount 0, taken out of circulation because a limit below N is set (``pool_limit.py``)
 
-fresh + idle + used + in transfer = N, always. The pool knows no tokens and no sequences: the allocator does.
+fresh + idle + used + in transfer + withheld = N, always. The pool knows no tokens and no sequences: the allocator does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Protocol
 
 from kvtop.engine.columns import reader
 from kvtop.engine.errors import InvariantError
+from kvtop.engine.pool_limit import PoolLimit
 from kvtop.engine.types import BlockState
 
 
@@ -64,6 +66,7 @@ class BlockPool:
         self.num_used = 0
         # An ordered set: any block can be taken out, those at the front can be seen without taking them, both in O(1).
         self.fresh: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.limit = PoolLimit(num_blocks)
         self.evictor = evictor
         self.fault: Callable[[int], bool] | None = None  # injection: True at the k-th block (from 1) makes a plan fail
         self._keys = keys
@@ -94,6 +97,8 @@ class BlockPool:
             return BlockState.USED
         if block in self._transfer:
             return BlockState.IN_TRANSFER
+        if block in self.limit.withheld:
+            return BlockState.WITHHELD
         return BlockState.IDLE if block in self.evictor else BlockState.FRESH
 
     def plan(self, k: int, exclude: Collection[int] = ()) -> list[int] | None:
@@ -170,10 +175,10 @@ class BlockPool:
         """Hold a published or used block, whoever else does.
 
         Raises:
-            InvariantError: the block holds nothing to keep (fresh).
+            InvariantError: the block holds nothing to keep (fresh or withheld).
         """
-        if block in self.fresh:
-            raise InvariantError(f"block {block} is fresh: there is nothing to pin")
+        if block in self.fresh or block in self.limit.withheld:
+            raise InvariantError(f"block {block} is {self.state(block)}: there is nothing to pin")
         self.acquire(block, "pin")
         self.pins[block] += 1
         self.num_pins += 1
@@ -279,15 +284,16 @@ class BlockPool:
 
     def check(self) -> None:
         """Raises InvariantError when states, counts and lists disagree."""
-        n = self.num_blocks
-        if self.num_used + self.num_idle + self.num_fresh + self.num_in_transfer != n:
+        n, withheld = self.num_blocks, self.limit.withheld
+        if self.num_used + self.num_idle + self.num_fresh + self.num_in_transfer + len(withheld) != n:
             raise InvariantError(
                 f"used {self.num_used} + idle {self.num_idle} + fresh {self.num_fresh} "
-                f"+ in transfer {self.num_in_transfer} is not {n}"
+                f"+ in transfer {self.num_in_transfer} + withheld {len(withheld)} is not {n}"
             )
+        self.limit.check()
         for block in range(n):
             places = (block in self.fresh) + (block in self.evictor) + (block in self._transfer)
-            places += self.refcount[block] > 0
+            places += (self.refcount[block] > 0) + (block in withheld)
             if places != 1:
                 raise InvariantError(f"block {block} is in {places} states at once")
             if not 0 <= self.pins[block] <= self.refcount[block]:

@@ -38,7 +38,10 @@ class RunUntil(Command, frozen=True, tag="until"):
 
 
 class SetConfig(Command, frozen=True, tag="config"):
-    """Change ``policy`` (a name) or ``arrival_rate`` (a factor) between two steps; a ``ConfigChanged`` follows."""
+    """Change ``policy`` (a name), ``arrival_rate`` (a factor) or ``num_blocks`` (those of the pool that may be used).
+
+    It happens between two steps; a ``ConfigChanged`` follows.
+    """
 
     changes: dict[str, Any]
 
@@ -62,6 +65,16 @@ class Submit(Command, frozen=True, tag="submit", kw_only=True):
     tenant: str = ""
 
 
+class FindPrompt(Command, frozen=True, tag="find", kw_only=True):
+    """Say under which keys the whole blocks of a prompt would be cached; a ``PromptKeys`` follows.
+
+    ``tokens`` None: ``text`` goes through the model's tokenizer. Nothing is submitted, and neither is kept.
+    """
+
+    text: str = ""
+    tokens: list[int] | None = None
+
+
 class RequestKeyframe(Command, frozen=True, tag="keyframe"):
     pass
 
@@ -70,5 +83,7 @@ class Stop(Command, frozen=True, tag="stop"):
     """End the run: rows finished so far are kept, status is ``interrupted``."""
 
 
-AnyCommand = Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | Submit | RequestKeyframe | Stop
+AnyCommand = (
+    Pause | Resume | Step | SetBreakpoints | RunUntil | SetConfig | Abort | Submit | FindPrompt | RequestKeyframe | Stop
+)
 decode_command = msgspec.msgpack.Decoder(AnyCommand).decode

@@ -109,6 +109,23 @@ class Control:
         """Forget every cached prefix. ``partial``: blocks in use were unpublished but stay with their owners."""
         return self._paged("reset_prefix_cache").reset()
 
+    def set_pool_size(self, num_blocks: int) -> None:
+        """Let at most ``num_blocks`` of the pool's blocks be used, from now on.
+
+        Fresh and idle blocks above it are withheld at once, others as sequences give them back; raised again, it gives
+        blocks back at once. The memory stays as it is.
+
+        Raises:
+            KvtopError: not the paged allocator; the others give away whole runs.
+            InvalidRequest: more blocks than there are, or fewer than a block for each KV group.
+        """
+        allocator = self._paged("changing the pool size")
+        low, high = len(self.config.kv_groups), self.config.num_blocks
+        if type(num_blocks) is not int or not low <= num_blocks <= high:
+            raise InvalidRequest(f"num_blocks = {num_blocks!r}, expected an integer from {low} to {high}")
+        allocator.set_limit(num_blocks)
+        self.recorder.decide(("config", f"num_blocks={num_blocks}"))
+
     def evict(self, block: int) -> None:
         """Injection: evict one idle block without published children now.
 

@@ -218,10 +218,7 @@ class Engine(Control):
     def has_work(self) -> bool:
         """A ``step`` would do something: requests live, or decisions wait to be sealed into an event."""
         return bool(
-            self._sequences
-            or self.accountant.sealer.pending
-            or self.recorder.has_decisions
-            or self.allocator.pool.num_in_transfer
+            self._sequences or self.accountant.sealer.pending or self.recorder.has_decisions or self.allocator.unsettled
         )
 
     def flush(self) -> None:
@@ -232,7 +229,7 @@ class Engine(Control):
     def _settle(self) -> StepOutput:
         """A step without requests: deferred frees fall due, and nothing that was decided stays untold."""
         out = self.accountant.begin_empty(self.num_steps)
-        if self.allocator.pool.num_in_transfer:
+        if self.allocator.unsettled:
             self.allocator.begin_step(self.num_steps)
             self.num_steps += 1
         else:

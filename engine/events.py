@@ -20,6 +20,7 @@ import msgspec
 from kvtop.engine.commands import Abort as Abort
 from kvtop.engine.commands import AnyCommand as AnyCommand
 from kvtop.engine.commands import Command as Command
+from kvtop.engine.commands import FindPrompt as FindPrompt
 from kvtop.engine.commands import Pause as Pause
 from kvtop.engine.commands import RequestKeyframe as RequestKeyframe
 from kvtop.engine.commands import Resume as Resume
@@ -73,6 +74,8 @@ DECISION_FIELDS: dict[str, tuple[str, ...]] = {
     "pin": ("group", "block"),
     "unpin": ("group", "block"),
     "cleared": ("reason",),  # done or partial
+    "withhold": ("block",),  # fresh -> withheld: the pool's limit was lowered
+    "give_back": ("block",),  # withheld -> fresh
     # run -----------------------------------------------------------------------------------------------------
     "config": ("reason",),  # key=value
     "stalled": ("request_id", "reason", "need_blocks", "have_blocks"),
@@ -108,6 +111,7 @@ class StepEvent(Event, frozen=True, tag="step", kw_only=True):
     idle_blocks: int = 0
     fresh_blocks: int = 0
     in_transfer_blocks: int = 0
+    withheld_blocks: int = 0
     host_blocks: int = 0  # in use, for swapped-out sequences
     host_cached_blocks: int = 0  # in use, for evicted prefixes
     filled_slots: int = 0  # token slots filled in used blocks, shared blocks once
@@ -304,6 +308,7 @@ class Keyframe(Event, frozen=True, tag="key", kw_only=True):
     blocks: list[BlockRow]
     sequences: list[SequenceRow]  # running first, in static order; then the queue in its order
     totals: dict[str, int]  # KVCounters by name
+    limit: int | None = None  # blocks that may be used; None: all
 
 
 class Paused(Event, frozen=True, tag="paused", kw_only=True):
@@ -379,6 +384,19 @@ class Answered(Event, frozen=True, tag="answer", kw_only=True):
     ended: list[AnswerEnd] = []
 
 
+class PromptKeys(Event, frozen=True, tag="prompt", kw_only=True):
+    """Answers a ``FindPrompt``: neither text nor tokens, and in no recording.
+
+    ``keys`` has an entry for each whole block: the keys it may be cached under (several where servers hash in ways of
+    their own), none where no server has told of such a block. ``problem``: why there are none at all.
+    """
+
+    t_ns: int
+    num_tokens: int = 0
+    keys: list[list[int]] = []
+    problem: str = ""
+
+
 class RunEnded(Event, frozen=True, tag="end", kw_only=True):
     """Last event. ``status``: complete, interrupted or failed; ``error`` is one line, ``traceback`` for the log."""
 
@@ -403,6 +421,7 @@ AnyEvent = (
     | Gap
     | Notice
     | Answered
+    | PromptKeys
     | RunEnded
 )
 

@@ -31,6 +31,11 @@ def default_keys(parent_key: int, blocks: Iterable[Tokens]) -> list[int]:
     return [key := hash((key, tokens)) for tokens in blocks]
 
 
+def prompt_keys(tokens: Sequence[int], size: int) -> list[int]:
+    """Keys of the whole blocks of a prompt without extra keys."""
+    return default_keys(0, zip(*[iter(tokens)] * size, strict=False))
+
+
 def pack(tokens: Sequence[int], size: int) -> list[Packed]:
     """Whole blocks of ``size`` tokens, eight bytes a token; an array (of type q) has them in this form already.
 

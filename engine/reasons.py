@@ -29,6 +29,7 @@ class BlockState(StrEnum):
     IDLE = "idle"  # refcount 0, published, evictable
     USED = "used"  # refcount > 0
     IN_TRANSFER = "in_transfer"  # refcount 0, but a deferred free or copy still needs it
+    WITHHELD = "withheld"  # refcount 0, out of circulation: the pool's limit is below its size
 
 
 class WaitReason(StrEnum):

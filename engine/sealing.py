@@ -66,6 +66,7 @@ class StepSeal:
             "idle_blocks": pool.num_idle,
             "fresh_blocks": pool.num_fresh,
             "in_transfer_blocks": pool.num_in_transfer,
+            "withheld_blocks": len(pool.limit.withheld),
             "host_blocks": self.allocator.host_used,
             "host_cached_blocks": self.allocator.host_cached,
             "filled_slots": pool.filled_used,

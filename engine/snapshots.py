@@ -12,7 +12,7 @@ from kvtop.engine.reasons import BlockState, FinishReason, MissReason, RequestSt
 
 @dataclass(frozen=True, slots=True)
 class KVCounters:
-    """Monotone totals, and the pool's state now. used + idle + fresh + in_transfer = N, always."""
+    """Monotone totals, and the pool's state now. used + idle + fresh + in_transfer + withheld = N, always."""
 
     used: int
     idle: int
@@ -29,6 +29,7 @@ class KVCounters:
     host_used: int = 0  # host blocks that hold swapped-out sequences
     host_cached: int = 0  # host blocks that hold evicted prefixes
     host_hit_tokens: int = 0  # of the query tokens, found there at first admission
+    withheld: int = 0  # out of circulation: the pool's limit is below its size
 
 
 class RequestTimes(msgspec.Struct, frozen=True):

@@ -133,6 +133,7 @@ def counters(allocator: Allocator, scheduler: Scheduler, accountant: Accountant)
         host_used=allocator.host_used,
         host_cached=allocator.host_cached,
         host_hit_tokens=accountant.host_hit_tokens,
+        withheld=len(pool.limit.withheld),
     )
 
 
@@ -210,7 +211,7 @@ def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, ste
     cache = allocator.cache if isinstance(allocator, CachingAllocator) else None
     blocks = []
     settled = [b for b in range(pool.num_blocks) if pool.state(b) in (BlockState.IDLE, BlockState.USED)]
-    for block in [*settled, *pool.in_transfer()]:
+    for block in [*settled, *pool.limit.withheld, *pool.in_transfer()]:
         state = pool.state(block)
         published = cache is not None and cache.is_published(block)
         blocks.append(
@@ -236,6 +237,7 @@ def keyframe(allocator: Allocator, scheduler: Scheduler, totals: KVCounters, ste
         blocks=blocks,
         sequences=rows,
         totals=asdict(totals),
+        limit=None if pool.limit.size == pool.num_blocks else pool.limit.size,
     )
 
 

@@ -115,6 +115,11 @@ class Allocator(ABC):
         seq.num_published = seq.num_computed = seq.saved_blocks = 0
 
     @property
+    def unsettled(self) -> bool:
+        """The next step changes the pool even if nobody runs: blocks are in transfer."""
+        return self.pool.num_in_transfer > 0
+
+    @property
     def host_used(self) -> int:
         """Host blocks that hold swapped-out sequences."""
         return 0

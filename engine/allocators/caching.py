@@ -111,6 +111,44 @@ class CachingAllocator(Allocator):
             self.recorder.decide_all(stored)
         return gone.parents
 
+    # -- limit ---------------------------------------------------------------------------------------------------
+
+    def set_limit(self, size: int) -> None:
+        """At most ``size`` blocks in circulation from now on, or as soon as enough have been given back."""
+        pool = self.pool
+        for block in pool.limit.set(size, pool.fresh):
+            self.recorder.decide(("give_back", block))
+        self._withhold()
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        if self.pool.limit.owed:
+            self._withhold()
+
+    @property
+    def unsettled(self) -> bool:
+        """Also: the limit is short of blocks that are available."""
+        pool = self.pool
+        if not pool.limit.owed or super().unsettled:
+            return super().unsettled
+        return pool.num_fresh > 0 or bool(pool.evictor.peek(1, ()))
+
+    def _withhold(self) -> None:
+        """Take what the limit is short of: fresh blocks first, then idle ones in the order of eviction."""
+        limit, evictor = self.pool.limit, self.pool.evictor
+        blocks = limit.take_fresh(self.pool.fresh)
+        if limit.owed and len(evictor):
+            idle = evictor.peek(limit.owed, ())
+            parents = self._evict(idle, "limit") if idle else ()
+            evictor.remove(idle)
+            evictor.children_gone(parents)
+            for block in idle:
+                self.pool.filled[block] = 0
+            limit.take(idle)
+            blocks += idle
+        for block in blocks:
+            self.recorder.decide(("withhold", block))
+
     # -- swapping ------------------------------------------------------------------------------------------------
 
     @property

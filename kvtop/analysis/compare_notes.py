@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from kvtop.analysis.load_rates import ON_TIME, SAME_LOAD
 from kvtop.analysis.replicates import FOR_A_VERDICT, pairs, same_requests, why_no_interval
 from kvtop.analysis.summary import RunSummary, Selection
+from kvtop.cli.text import signed
 from kvtop.results.window import PHASES
+from kvtop.workloads.words import counted, was
 
 if TYPE_CHECKING:
     from kvtop.analysis.compare import Column
@@ -66,7 +68,7 @@ def _load(columns: list[Column]) -> Iterator[str]:
             if before and after and abs(after / before - 1) > SAME_LOAD:
                 yield (
                     f"not the same load: {after:.4g} requests/s arrived under {column.label}, "
-                    f"{before:.4g} under {columns[0].label} ({100 * (after / before - 1):+.1f} %)"
+                    f"{before:.4g} under {columns[0].label} ({signed(100 * (after / before - 1))} %)"
                 )
                 break
     if any(run.load.closed_loop for column in columns for run in column.runs):
@@ -86,11 +88,15 @@ def _run_notes(run: RunSummary) -> Iterator[str]:
         yield f"requests were handed in at {100 * (1 + deviation):.1f} % of the rate that was asked for"
     if run.load.num_late:
         yield (
-            f"{run.load.num_late} of {run.num_requests} requests were handed in later than the longest step explains: "
+            f"{run.load.num_late} of {counted(run.num_requests, 'request')} {was(run.load.num_late)} handed in later "
+            "than the longest step explains: "
             f"the generator was held up (lag p99 {_ms(run.load.lag.p99)}, longest step {_ms(run.load.longest_step_ns)})"
         )
+    if changes := run.manifest.get("config_changes"):
+        told = ", ".join(f"{row['key']} {row['old']} -> {row['new']} after step {row['step']:,}" for row in changes)
+        yield f"changed by hand while it ran, its figures are of no one configuration: {told}"
     if dropped := run.manifest.get("events_dropped"):
-        yield f"{dropped:,} events were dropped while recording"
+        yield f"{counted(dropped, 'event')} {was(dropped)} dropped while recording"
 
 
 def _ms(value_ns: float | None) -> str:
@@ -103,17 +109,21 @@ def _request_notes(column: Column, selection: Selection) -> Iterator[str]:
     num_requests, cut = sum(statuses.values()), statuses.pop("cutoff", 0)
     statuses.pop("ok", None)
     if statuses:
-        counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        yield f"{counted} of {num_requests} requests enter no latency"
+        told = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        yield f"{told} of {counted(num_requests, 'request')} {_enter(sum(statuses.values()))} no latency"
     if cut:
         effect = ", so their high percentiles are too low" if cut / num_requests > CUTOFF_SHARE else ""
         yield (
-            f"{cut} of {num_requests} requests were cut off by the end of the run: "
+            f"{cut} of {counted(num_requests, 'request')} {was(cut)} cut off by the end of the run: "
             f"in TTFT and ITL as far as they got, not in TPOT and E2E{effect}"
         )
     if left_out := sum(run.num_left_out for run in column.runs):
         why = "as warm-up" if selection.phases == PHASES else "by their phase or as warm-up"
-        yield f"{left_out} of {num_requests} requests enter no latency {why}"
+        yield f"{left_out} of {counted(num_requests, 'request')} {_enter(left_out)} no latency {why}"
+
+
+def _enter(count: int) -> str:
+    return "enters" if count == 1 else "enter"
 
 
 def _slo_notes(column: Column) -> Iterator[str]:
@@ -121,14 +131,15 @@ def _slo_notes(column: Column) -> Iterator[str]:
     found = [run.goodput for run in column.runs if run.goodput is not None]
     if not found:
         return
-    parts = [f"{sum(g.met for g in found)} of {sum(g.judged for g in found)} requests met {'; '.join(found[0].slo)}"]
+    num_judged = counted(sum(g.judged for g in found), "request")
+    parts = [f"{sum(g.met for g in found)} of {num_judged} met {'; '.join(found[0].slo)}"]
     if missed := summed(g.missed for g in found):
         parts.append("missed: " + ", ".join(f"{name} {count}" for name, count in missed.items()))
     if no_objective := sum(g.no_objective for g in found):
         parts.append(f"{no_objective} have no objective that applies")
     if not_applicable := summed(g.not_applicable for g in found):
-        counted = ", ".join(f"{name} to {count}" for name, count in not_applicable.items())
-        parts.append(f"does not apply: {counted} (answers of one token)")
+        told = ", ".join(f"{name} to {count}" for name, count in not_applicable.items())
+        parts.append(f"does not apply: {told} (answers of one token)")
     if cutoff := sum(g.cutoff for g in found):
         parts.append(f"{cutoff} cut off by the end of the run are not judged")
     yield "; ".join(parts)

@@ -16,15 +16,16 @@ from kvtop.state.reduce import reduce
 
 
 class Meter:
-    """One run as its metrics see it. ``engine`` tells apart the runs that one exporter tells of.
+    """One run as its metrics see it. ``engine`` tells apart the runs that one exporter tells of; ``model_name`` is what
+    the model is called there (None: as the run says).
 
     Written by the thread that polls the session, read by the threads that answer HTTP; ``lock`` is held for a fold and
     for a reading. Somebody else's state (``follow``) is read without a lock: what is read of it is whole (an event, a
     number, a copy of a container made in one call), though two numbers may be an event apart.
     """
 
-    def __init__(self, engine: str = "0") -> None:
-        self.engine = engine
+    def __init__(self, engine: str = "0", model_name: str | None = None) -> None:
+        self.engine, self._model_name = engine, model_name
         self.totals = Totals()
         self.lock = threading.RLock()
         self._own = RunState()
@@ -52,7 +53,7 @@ class Meter:
     def labels(self) -> dict[str, str]:
         """Of every sample. ``simulated`` stands only where times are not those of a clock."""
         manifest = self.state.manifest
-        labels = {"model_name": str(manifest.get("model") or "none"), "engine": self.engine}
+        labels = {"model_name": self._model_name or str(manifest.get("model") or "none"), "engine": self.engine}
         if manifest.get("simulated") or manifest.get("clock") == "virtual":
             labels["simulated"] = "true"
         return labels
@@ -84,7 +85,8 @@ class MeteredSession(RunSession):
 class Exporter:
     """The meters of the runs under way, and the last one that ended, so that its end can be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str | None = None) -> None:
+        self._model_name = model_name
         self._meters: list[Meter] = []
         self._over: set[int] = set()
         self._lock = threading.Lock()
@@ -96,7 +98,8 @@ class Exporter:
             self._meters = [meter for meter in self._meters if id(meter) not in self._over]
             self._over.clear()
             taken = {meter.engine for meter in self._meters}
-            meter = Meter(next(str(number) for number in range(len(taken) + 1) if str(number) not in taken))
+            number = next(str(number) for number in range(len(taken) + 1) if str(number) not in taken)
+            meter = Meter(number, self._model_name)
             self._meters = sorted([*self._meters, meter], key=lambda each: int(each.engine))
             return meter
 

@@ -81,10 +81,10 @@ def _buckets(read: Callable[[Totals], Buckets]) -> Read:
 
 
 def _usage(totals: Totals, state: RunState) -> float | None:
-    num_blocks = state.manifest.get("num_blocks")
+    num_blocks, step = state.manifest.get("num_blocks"), state.last_step
     if not num_blocks:
         return None
-    return state.last_step.used_blocks / num_blocks if state.last_step is not None else 0.0
+    return step.used_blocks / (num_blocks - step.withheld_blocks) if step is not None else 0.0
 
 
 def _blocks(totals: Totals, state: RunState) -> list[Sample]:
@@ -95,9 +95,10 @@ def _blocks(totals: Totals, state: RunState) -> list[Sample]:
             "idle": step.idle_blocks,
             "fresh": step.fresh_blocks,
             "in_transfer": step.in_transfer_blocks,
+            "withheld": step.withheld_blocks,
         }
     elif pool is not None:
-        found = dict(zip(("fresh", "idle", "used", "in_transfer"), pool.counts, strict=True))
+        found = dict(zip(("fresh", "idle", "used", "in_transfer", "withheld"), pool.counts, strict=True))
     else:
         return []
     return [Sample(count, {"state": name}) for name, count in found.items()]

@@ -136,7 +136,8 @@ class Totals:
 
     def _evict(self, event: StepEvent, decision: Decision) -> None:
         cause = decision[1]
-        self.evicted["forced" if cause == "forced" else "decode" if cause in self._last_ns else "prefill"] += 1
+        by_hand = cause in ("forced", "limit")
+        self.evicted["forced" if by_hand else "decode" if cause in self._last_ns else "prefill"] += 1
 
     def _lookup(self, event: StepEvent, decision: Decision) -> None:
         self.lookup_ends[decision[3]] += 1

@@ -13,7 +13,9 @@ import polars as pl
 from kvtop.engine.events import DECISION_FIELDS, Decision, RequestEvent, StepEvent
 from kvtop.results.schema import EVENTS
 
-_BETWEEN_STEPS = frozenset({"arrived", "rejected", "aborted", "unpublish", "cleared", "pin", "unpin", "config"})
+_BETWEEN_STEPS = frozenset(
+    {"arrived", "rejected", "aborted", "unpublish", "cleared", "pin", "unpin", "config", "withhold", "give_back"}
+)
 _AFTER_EXECUTION = frozenset({"chunk", "publish", "first_token"})
 _DEDUPED = frozenset({"share", "free"})  # with the reason dedup: after execution too
 

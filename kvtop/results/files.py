@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from kvtop.engine.errors import KvtopError
 
@@ -116,3 +117,20 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def lock_file(file: IO[bytes], *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed; False: another process holds it. Windows has no such lock: always True.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -2,14 +2,14 @@
 
 The file is a row of zstd frames ("segments"). Decompressed, it is a stream of msgpack ``bin`` values, and each of them
 holds one msgpack list of events. A segment ends before every keyframe, so that a reader may start there; it also ends
-after ``SEGMENT_BYTES``. A closed recording ends with a skippable zstd frame, which other zstd readers pass over:
+after ``SEGMENT_BYTES``. A closed recording ends with a skippable zstd frame, which zstd readers pass over, for tools
+that seek. kvtop reads from the start: what its screens show is counted from there, and is more than a keyframe holds.
 
     0x184D2A5A | length | msgpack [[offset, step, t_ns], ...] | its length (uint32) | b"kvtopidx"
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import time
@@ -22,7 +22,7 @@ import msgspec
 import zstandard
 
 from kvtop.engine.events import Event, Keyframe, decode_many, encode
-from kvtop.results.files import FileError, file_error
+from kvtop.results.files import FileError, file_error, lock_file
 
 FRAMES_NAME = "frames.msgpack.zst"
 SEGMENT_BYTES = 8 << 20  # before compression
@@ -64,13 +64,12 @@ class FrameWriter:
         try:
             # Unbuffered: what zstd hands over is in the page cache at once, and survives a kill.
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+            is_mine = lock_file(self._file)
         except OSError as error:
             raise file_error(self.path, error) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not is_mine:
             self._file.close()
-            raise FileError(f"{self.path}: another run is writing this file") from None
+            raise FileError(f"{self.path}: another run is writing this file")
         self._file.truncate(0)
         self._finished = False
         self._sink = _Counted(self._file)
@@ -177,12 +176,17 @@ T = TypeVar("T")
 
 
 def read_frames(
-    path: str | os.PathLike[str], offset: int = 0, *, decode: Callable[[bytes], list[T]] = decode_many
+    path: str | os.PathLike[str],
+    offset: int = 0,
+    *,
+    decode: Callable[[bytes], list[T]] = decode_many,
+    on_read: Callable[[int], object] = lambda _: None,
 ) -> Iterator[list[T]]:
     """Lists of events in the order they were written, from the segment at ``offset`` on.
 
     A tail that a killed writer left incomplete is passed over in silence: everything before it is whole. ``decode``
-    makes other things than events of a list, for those who need little of each.
+    makes other things than events of a list, for those who need little of each. ``on_read`` is told how many bytes of
+    the file have been read when there is something of them to hand out.
 
     Raises:
         FileError: the file is missing, or does not begin like a recording.
@@ -194,17 +198,17 @@ def read_frames(
     with file:
         file.seek(offset)
         buffer = bytearray()
-        for _, plain in _decompressed(file, path):
+        for plain in _decompressed(file, path):
             buffer += plain
+            on_read(file.tell())
             yield from (_decode(body, path, decode) for body in _bodies(buffer, path))
 
 
-def _decompressed(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
-    """(offset of the zstd frame, some of its content) to the end, or to where a killed writer or a bad disk left off.
+def _decompressed(file: BinaryIO, path: object) -> Iterator[bytes]:
+    """The content, piece by piece, to the end, or to where a killed writer or a bad disk left off.
 
     Not zstandard's stream reader: that one keeps back a part of what an unfinished frame already holds.
     """
-    start = file.tell()
     decoder, pending, any_data = zstandard.ZstdDecompressor().decompressobj(), b"", False
     while data := pending or file.read(READ_BYTES):
         try:
@@ -214,11 +218,10 @@ def _decompressed(file: BinaryIO, path: object) -> Iterator[tuple[int, bytes]]:
                 return
             raise FileError(f"{path}: is not a recording (no zstd data)") from None
         any_data = True
-        yield start, plain
+        yield plain
         pending = b""
         if decoder.eof:
             pending = decoder.unused_data or b""
-            start = file.tell() - len(pending)
             decoder = zstandard.ZstdDecompressor().decompressobj()
 
 
@@ -244,54 +247,10 @@ def _decode(body: bytes, path: object, decode: Callable[[bytes], list[T]] = deco
         raise FileError(f"{path}: a frame of events cannot be decoded: {error}") from None
 
 
-def read_index(path: str | os.PathLike[str]) -> list[KeyframeMark]:
-    """Keyframes of a recording, first to last. Read from the footer; without one (a killed writer) by scanning.
-
-    Raises:
-        FileError: the file cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size >= _TAIL.size:
-                file.seek(-_TAIL.size, os.SEEK_END)
-                length, magic = _TAIL.unpack(file.read(_TAIL.size))
-                if magic == _TAIL_MAGIC and length + _TAIL.size <= size:
-                    file.seek(size - _TAIL.size - length)
-                    return [KeyframeMark(*row) for row in msgspec.msgpack.decode(file.read(length))]
-            return _scan_index(file, path)
-    except OSError as error:
-        raise file_error(path, error, "cannot read") from None
-
-
-def _scan_index(file: BinaryIO, path: object) -> list[KeyframeMark]:
-    """Decompress everything; segments whose first event is a keyframe count, the unfinished last one too."""
-    marks: list[KeyframeMark] = []
-    file.seek(0)
-    head, at, found = bytearray(), -1, True
-    for start, plain in _decompressed(file, path):
-        if start != at:
-            head, at, found = bytearray(), start, False
-        if found:
-            continue
-        head += plain
-        for body in _bodies(head, path):
-            found = True
-            event = next(iter(_decode(body, path)), None)
-            if isinstance(event, Keyframe):
-                marks.append(KeyframeMark(start, event.step, event.t_ns))
-            break
-    return marks
-
-
 def is_being_written(path: str | os.PathLike[str]) -> bool:
     """True while a live process holds the recording open for writing."""
     try:
         with open(path, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
+            return not lock_file(file, shared=True)
     except OSError:
         return False

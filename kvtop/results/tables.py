@@ -12,7 +12,7 @@ from typing import Any
 from kvtop.analysis.slo import parse_slo
 from kvtop.cost.predict import predictor
 from kvtop.engine.errors import KvtopError
-from kvtop.engine.events import Event, RequestEvent, RunEnded, RunStarted, StepEvent
+from kvtop.engine.events import ConfigChanged, Event, RequestEvent, RunEnded, RunStarted, StepEvent
 from kvtop.results import builder
 from kvtop.results.builder import TableBuilder
 from kvtop.results.decisions import DecisionColumns
@@ -69,6 +69,8 @@ def write_tables(
     manifest["status"] = status or (ended.status if ended is not None else "interrupted")
     manifest["error"] = ended.error if ended is not None else ""
     manifest["window_start_ns"], manifest["window_end_ns"] = tables.busy.window() or (None, None)
+    if tables.changes:
+        manifest["config_changes"] = config_changes(tables.changes, manifest)
     manifest.update(updates)
     write_manifest(run_dir, manifest)
     return manifest
@@ -83,21 +85,38 @@ def _manifest(run_dir: Path, started: RunStarted | None) -> dict[str, Any]:
     return dict(started.manifest)
 
 
+def config_changes(changes: list[tuple[int, ConfigChanged]], manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was changed by hand while the run went on: key, old and new value, time and the step before it.
+
+    ``changes``: (step, event) in order. The arrival rate is a factor on the workload's own, 1 at the start.
+    """
+    now: dict[str, Any] = {**manifest, "arrival_rate": 1.0}
+    rows: list[dict[str, Any]] = []
+    for step, event in changes:
+        for key, value in event.changes.items():
+            rows.append({"key": key, "old": now.get(key), "new": value, "step": step, "t_ns": event.t_ns})
+            now[key] = value
+    return rows
+
+
 class _Tables:
     """Folds events into the rows of all tables."""
 
     def __init__(self, steps: TableBuilder, decisions: TableBuilder) -> None:
         self.started: RunStarted | None = None
         self.ended: RunEnded | None = None
+        self.changes: list[tuple[int, ConfigChanged]] = []
         self.requests = RequestRows()
         self.busy = BusyWindow()
         self._decisions = DecisionColumns()
         self._steps_table, self._events_table = steps, decisions
         self._run_id = ""
+        self._step = 0
         self._predicted = predictor({})
 
     def fold(self, event: Event) -> None:
         if isinstance(event, StepEvent):
+            self._step = event.step
             self.busy.add(event.t_start_ns, event.t_done_ns, event.num_running)
             self._steps_table.add((_step_row(self._run_id, event, self._predicted(event)),))
             self._decisions.step(event)
@@ -109,6 +128,8 @@ class _Tables:
         elif isinstance(event, RunStarted):
             self.started, self._run_id = event, event.run_id
             self._predicted = predictor(event.manifest)
+        elif isinstance(event, ConfigChanged):
+            self.changes.append((self._step, event))
         elif isinstance(event, RunEnded):
             self.ended = event
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from kvtop.engine.events import BlockRow, Decision, Keyframe
 from kvtop.engine.types import NULL_BLOCK
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState, SequenceState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolState, SequenceState
 
 Sequences = dict[str, SequenceState]
 BlockFold = Callable[[PoolState, Sequences, Decision, int], None]
 """(pool, live sequences, decision, step)"""
 
-_STATES = {"fresh": FRESH, "idle": IDLE, "used": USED, "in_transfer": IN_TRANSFER}
+_STATES = {"fresh": FRESH, "idle": IDLE, "used": USED, "in_transfer": IN_TRANSFER, "withheld": WITHHELD}
 
 
 def _set_state(pool: PoolState, block: int, state: int) -> None:
@@ -76,9 +76,12 @@ def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     pool.owners[block] = [seq_id]
     pool.since_step[block] = step
     seq = sequences.get(seq_id)
-    if seq is not None:
-        _append(pool, seq, group, block, position)
+    if seq is None:
+        return
+    if seq.state != "running":  # neither shared with its parent nor found: a branch that waited has nothing yet
+        seq.num_computed = 0
         seq.state = "running"
+    _append(pool, seq, group, block, position)
 
 
 def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -114,6 +117,8 @@ def _copy(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
         _unref(pool, other)
         if seq is not None:
             seq.table_of(group)[index] = block
+    else:
+        seq.num_computed = position + filled
     pool.filled[block] = filled
     pool.dirty.add(block)
 
@@ -163,6 +168,24 @@ def _evict(pool: PoolState, sequences: Sequences, decision: Decision, step: int)
     _forget_key(pool, block)
     pool.transfer.pop(block, None)
     _to_fresh(pool, block)
+
+
+def _withhold(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    """A block without content leaves circulation; its release may be as recent as this very step."""
+    block = decision[1]
+    pool.transfer.pop(block, None)
+    _to_fresh(pool, block)
+    _set_state(pool, block, WITHHELD)
+
+
+def _give_back(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    _to_fresh(pool, decision[1])
+
+
+def _config(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
+    name, _, value = decision[1].partition("=")
+    if name == "num_blocks":
+        pool.limit = int(value)
 
 
 def _pin(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -224,6 +247,9 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
     "evict": _evict,
     "pin": _pin,
     "unpin": _unpin,
+    "withhold": _withhold,
+    "give_back": _give_back,
+    "config": _config,
     "swap_in": _swap_in,
     "host_load": _host_load,
 }
@@ -251,6 +277,7 @@ def settle(pool: PoolState, num_in_transfer: int) -> None:
 def pool_of(keyframe: Keyframe) -> PoolState:
     """The pool as a keyframe describes it; every block is dirty."""
     pool = PoolState.empty(keyframe.num_blocks, keyframe.block_size)
+    pool.limit = keyframe.num_blocks if keyframe.limit is None else keyframe.limit
     for row in keyframe.blocks:
         _place(pool, row)
     for seq in keyframe.sequences:

@@ -13,8 +13,8 @@ from kvtop.state.attached import Attached
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.request_logs import Entry, RequestLogs
 
-FRESH, IDLE, USED, IN_TRANSFER = range(4)
-"""Values of ``PoolState.state``, in the order fresh, idle, used, in transfer."""
+FRESH, IDLE, USED, IN_TRANSFER, WITHHELD = range(5)
+"""Values of ``PoolState.state``, in the order fresh, idle, used, in transfer, withheld."""
 
 NOT_KNOWN = -1
 
@@ -44,10 +44,16 @@ class PoolState:
     released: array[int]  # place in the order in which blocks became idle; 0: before the log began
     counts: list[int]  # blocks by state, indexed like the constants
     dirty: set[int]
+    limit: int  # blocks that may be used: as many as there are, unless it was lowered
     transfer: dict[int, None]  # refcount 0, in order of release, not reusable before their deferred free is due
     now_ns: int = 0  # start of the step being folded
     num_released: int = 0
     rekeyed: set[int] = field(default_factory=set)  # blocks published or forgotten since they were copied
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks in circulation. While the pool shrinks these are more than ``limit``."""
+        return self.num_blocks - self.counts[WITHHELD]
 
     @classmethod
     def empty(cls, num_blocks: int, block_size: int) -> PoolState:
@@ -71,7 +77,8 @@ class PoolState:
             tenant=[""] * num_blocks,
             since_step=array("q", [NOT_KNOWN]) * num_blocks,
             released=zeros(),
-            counts=[num_blocks, 0, 0, 0],
+            counts=[num_blocks, 0, 0, 0, 0],
+            limit=num_blocks,
             dirty=set(range(num_blocks)),
             transfer={},
         )

@@ -14,6 +14,7 @@ from kvtop.engine.events import (
     KvEvents,
     Notice,
     Paused,
+    PromptKeys,
     RequestEvent,
     Resumed,
     RunEnded,
@@ -101,6 +102,7 @@ def _count(totals: dict[str, int], event: StepEvent, notes: StepNotes) -> None:
     add(totals, "recomputed_tokens", notes.recomputed)
     totals["used"], totals["idle"] = event.used_blocks, event.idle_blocks
     totals["fresh"], totals["in_transfer"] = event.fresh_blocks, event.in_transfer_blocks
+    totals["withheld"] = event.withheld_blocks
     totals["host_used"], totals["host_cached"] = event.host_blocks, event.host_cached_blocks
 
 
@@ -194,7 +196,9 @@ def _resumed(state: RunState, event: Resumed) -> None:
 
 
 def _config_changed(state: RunState, event: ConfigChanged) -> None:
-    state.manifest = {**state.manifest, **event.changes}
+    # The manifest's num_blocks is what was allocated, and stays so.
+    changes = {"usable_blocks" if name == "num_blocks" else name: value for name, value in event.changes.items()}
+    state.manifest = {**state.manifest, **changes}
 
 
 def _stalled(state: RunState, event: Stalled) -> None:
@@ -214,8 +218,8 @@ def _notice(state: RunState, event: Notice) -> None:
     state.notice, state.notice_level, state.progress = event.text, event.level, event.progress
 
 
-def _answered(state: RunState, event: Answered) -> None:
-    """Text for whoever asked: the steps tell everything else about it."""
+def _for_who_asked(state: RunState, event: Answered | PromptKeys) -> None:
+    """An answer to whoever asked: nothing has changed by it that the steps do not tell."""
 
 
 def _run_ended(state: RunState, event: RunEnded) -> None:
@@ -238,6 +242,7 @@ _EVENT_FOLDS: dict[type[Event], Callable[[RunState, Any], None]] = {
     Stalled: _stalled,
     Gap: _gap,
     Notice: _notice,
-    Answered: _answered,
+    Answered: _for_who_asked,
+    PromptKeys: _for_who_asked,
     RunEnded: _run_ended,
 }

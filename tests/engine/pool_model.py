@@ -38,6 +38,8 @@ class PoolModel:
         self.refs = dict.fromkeys(range(num_blocks), 0)
         self.pins = dict.fromkeys(range(num_blocks), 0)
         self.fresh = set(range(num_blocks))
+        self.limit = num_blocks
+        self.withheld: set[int] = set()
         self.idle: list[int] = []  # least recently used first
         self.transfer: list[tuple[int, int]] = []  # (block, step at which it is free)
         self.published: dict[Prefix, int] = {}

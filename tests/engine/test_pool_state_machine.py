@@ -51,7 +51,7 @@ OPERATIONS = (
     + ["admit_new"] * 5
     + ["release"] * 3
     + ["next_step", "admit_again", "fork"] * 2
-    + ["pin", "unpin", "force_eviction", "reset", "release_too_much"]
+    + ["pin", "unpin", "force_eviction", "reset", "release_too_much", "set_limit"]
 )
 
 
@@ -321,9 +321,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def pin(self, rng: Random) -> None:
         block = rng.randint(0, self.model.num_blocks - 1)
-        if block in self.model.fresh:
+        if block in self.model.fresh | self.model.withheld:
             before = self.snapshot()
-            with pytest.raises(InvariantError, match=f"block {block} is fresh"):
+            with pytest.raises(InvariantError, match=f"block {block} is (fresh|withheld)"):
                 self.real.pool.pin(block)
             assert self.snapshot() == before
             return
@@ -356,6 +356,34 @@ class PoolMachine(RuleBasedStateMachine):
     def next_step(self, rng: Random) -> None:
         self.real.begin_step(self.real.step + 1)
         self.model.advance(self.real.step)
+        self.withhold(0)
+
+    def set_limit(self, rng: Random) -> None:
+        model, before = self.model, len(self.evicted())
+        model.limit = rng.choice([model.num_blocks, rng.randint(1, model.num_blocks)])
+        self.real.set_limit(model.limit)
+        surplus = len(model.withheld) - (model.num_blocks - model.limit)
+        back = model.withheld - set(self.real.pool.limit.withheld)
+        assert len(back) == max(0, surplus), f"{back} were given back"
+        model.withheld -= back
+        model.fresh |= back
+        self.withhold(before)
+
+    def withhold(self, evicted_before: int) -> None:
+        """Follow what the real pool has taken out of circulation: fresh blocks, then the next to be evicted."""
+        model = self.model
+        owed = model.num_blocks - model.limit - len(model.withheld)
+        taken = set(self.real.pool.limit.withheld) - model.withheld
+        num_fresh = min(owed, len(model.fresh))
+        expected = model.victims(owed - num_fresh, set())
+        assert self.evicted()[evicted_before:] == expected
+        assert len(taken & model.fresh) == num_fresh
+        for block in expected:
+            model.evict(block)
+        assert len(taken) == num_fresh + len(expected)
+        assert taken <= model.fresh
+        model.fresh -= taken
+        model.withheld |= taken
 
     def reset(self, rng: Random) -> None:
         if rng.randint(0, 3):  # rarely, or nothing is ever found
@@ -389,6 +417,7 @@ class PoolMachine(RuleBasedStateMachine):
         model, pool = self.model, self.real.pool
         assert dict(enumerate(pool.refcount)) == model.refs
         assert set(pool.fresh) == model.fresh
+        assert set(pool.limit.withheld) == model.withheld
         assert list(pool.evictor) == model.idle  # pyright: ignore[reportArgumentType]
         assert pool.num_in_transfer == len(model.transfer)
         published = {b for b in range(model.num_blocks) if self.real.cache.is_published(b)}
@@ -427,6 +456,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.real.check([])
         pool = self.real.pool
         assert (pool.num_used, pool.num_in_transfer, self.real.promised) == (0, 0, 0)
+        assert pool.num_fresh + pool.num_idle == self.model.limit
+        self.real.set_limit(self.model.num_blocks)
         assert pool.num_fresh + pool.num_idle == self.model.num_blocks
 
 

@@ -70,6 +70,15 @@ def test_what_was_held_back_is_shown_when_the_answer_ends_otherwise() -> None:
     assert engine.request("a").finish_reason is FinishReason.LENGTH
 
 
+def test_the_first_token_is_timed_by_its_step_and_not_by_the_text_it_shows() -> None:
+    """Two steps show nothing yet. So it would be with thoughts: there is one stream of tokens, and no other channel."""
+    engine = text_engine(b"ab", b"a", b"x")
+    submit(engine, distinct(5, 0), m=3, rid="a", stop=("abac",))
+    assert [engine.step().texts for _ in range(3)] == [{}, {}, {"a": "abax"}]
+    row = request_rows(engine)["a"]
+    assert (row.t_first_token_ns, row.t_last_token_ns, row.output_tokens) == (STEP_NS, 3 * STEP_NS, 3)
+
+
 def test_an_unfinished_character_is_one_replacement_when_the_answer_ends() -> None:  # M6
     whole = text_engine(b"\xf0\x9f\x98", b"\x80")
     submit(whole, distinct(5, 0), m=2, rid="a", stop=("stop",))

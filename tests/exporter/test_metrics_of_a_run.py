@@ -143,7 +143,8 @@ def test_gaps_add_up_to_what_lies_between_first_and_last_tokens(ran: Ran) -> Non
 
 
 def test_blocks_are_those_of_the_state_and_all_are_back(ran: Ran) -> None:
-    found = {state: ran.value("kvtop_blocks", state=state) for state in ("fresh", "idle", "used", "in_transfer")}
+    states = ("fresh", "idle", "used", "in_transfer", "withheld")
+    found = {state: ran.value("kvtop_blocks", state=state) for state in states}
     assert ran.state.pool is not None
     assert list(found.values()) == ran.state.pool.counts
     assert (found["used"], sum(found.values())) == (0, 120)

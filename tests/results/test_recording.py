@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import zstandard
 from result_runs import events_of, make_engine, specs
 
 from kvtop.engine.events import AnyEvent, Event, Keyframe, StepEvent, decode_many
 from kvtop.results.files import FileError
-from kvtop.results.recording import FrameWriter, is_being_written, read_frames, read_index
+from kvtop.results.recording import FrameWriter, is_being_written, read_frames
 
 
 @pytest.fixture(scope="module")
@@ -97,22 +98,19 @@ def test_kill_9_keeps_what_was_flushed(tmp_path: Path) -> None:
 
 
 def test_the_index_finds_every_keyframe(tmp_path: Path, events: list[Event]) -> None:
+    """Read as its layout is written down, from the end of the file."""
     write(tmp_path / "f", events)
-    marks = read_index(tmp_path / "f")
+    data = (tmp_path / "f").read_bytes()
+    assert data[-8:] == b"kvtopidx"
+    length = int.from_bytes(data[-12:-8], "little")
+    marks = msgspec.msgpack.decode(data[-12 - length : -12])
+    head = data[-12 - length - 8 : -12 - length]
+    assert head == (0x184D2A5A).to_bytes(4, "little") + (length + 12).to_bytes(4, "little")
     places = [i for i, e in enumerate(events) if isinstance(e, Keyframe)]
     assert len(places) == 3
-    for mark, place in zip(marks, places, strict=True):
-        assert (mark.step, mark.t_ns) == (events[place].step, events[place].t_ns)  # type: ignore[union-attr]
-        assert read(tmp_path / "f", mark.offset) == events[place:]
-
-
-def test_without_a_footer_the_index_is_found_by_scanning(tmp_path: Path, events: list[Event]) -> None:
-    path = tmp_path / "f"
-    write(path, events)
-    marks = read_index(path)
-    data = path.read_bytes()
-    path.write_bytes(data[:-20])
-    assert read_index(path) == marks
+    for (offset, step, t_ns), place in zip(marks, places, strict=True):
+        assert (step, t_ns) == (events[place].step, events[place].t_ns)  # type: ignore[union-attr]
+        assert read(tmp_path / "f", offset) == events[place:]
 
 
 def test_other_tools_can_read_it(tmp_path: Path, events: list[Event]) -> None:
@@ -120,8 +118,6 @@ def test_other_tools_can_read_it(tmp_path: Path, events: list[Event]) -> None:
     write(tmp_path / "f", events)
     with open(tmp_path / "f", "rb") as file:
         plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).readall()
-    import msgspec
-
     length = int.from_bytes(plain[1:5], "big")
     assert plain[0] == 0xC6
     first = msgspec.msgpack.decode(plain[: 5 + length])  # a msgpack bin value
@@ -139,7 +135,6 @@ def test_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_an_empty_file_is_an_empty_recording(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
     assert read(tmp_path / "f") == []
-    assert read_index(tmp_path / "f") == []
 
 
 def test_two_writers_cannot_share_a_file(tmp_path: Path, events: list[Event]) -> None:

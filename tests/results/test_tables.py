@@ -13,7 +13,7 @@ from result_runs import STEP_NS, events_of, make_engine, manifest_of, record, sp
 
 from kvtop.engine.api import RequestSpec, SamplingParams
 from kvtop.engine.errors import InvalidRequest, KvtopError
-from kvtop.engine.events import DECISION_FIELDS, RequestEvent, StepEvent
+from kvtop.engine.events import DECISION_FIELDS, ConfigChanged, Event, RequestEvent, StepEvent
 from kvtop.results.builder import TableBuilder
 from kvtop.results.files import FileError
 from kvtop.results.load import open_run
@@ -58,6 +58,28 @@ def test_one_request_by_hand(tmp_path: Path) -> None:
     times = got["events"].filter(pl.col("kind") == "first_token")["t_ns"].to_list()
     assert times == [2 * STEP_NS]
     assert got["events"]["seq"].to_list() == list(range(len(kinds)))
+
+
+def test_what_was_changed_while_it_ran_is_in_the_manifest_with_its_old_value(tmp_path: Path) -> None:
+    def after(step: int, **changes: object) -> list[Event]:
+        end = (step + 1) * STEP_NS
+        return [
+            StepEvent(step=step, t_start_ns=end - STEP_NS, t_planned_ns=end - STEP_NS, t_done_ns=end),
+            ConfigChanged(t_ns=end, changes=changes),
+        ]
+
+    events = [*after(3, policy="sjf", num_blocks=8), *after(9, arrival_rate=2.0, num_blocks=16)]
+    events += after(12, arrival_rate=0.5)
+    manifest = write_tables(record(tmp_path / "run", events))
+    assert manifest["config_changes"] == [
+        {"key": "policy", "old": "fcfs", "new": "sjf", "step": 3, "t_ns": 4 * STEP_NS},
+        {"key": "num_blocks", "old": 16, "new": 8, "step": 3, "t_ns": 4 * STEP_NS},
+        {"key": "arrival_rate", "old": 1.0, "new": 2.0, "step": 9, "t_ns": 10 * STEP_NS},
+        {"key": "num_blocks", "old": 8, "new": 16, "step": 9, "t_ns": 10 * STEP_NS},
+        {"key": "arrival_rate", "old": 2.0, "new": 0.5, "step": 12, "t_ns": 13 * STEP_NS},
+    ]
+    assert read_manifest(tmp_path / "run") == manifest
+    assert "config_changes" not in write_tables(record(tmp_path / "unchanged", []))
 
 
 def test_tables_agree_with_the_engine_and_with_each_other(tmp_path: Path) -> None:

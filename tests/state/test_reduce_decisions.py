@@ -73,7 +73,7 @@ STARTED = (arrival(sched_ms=-5), step(1, *ADMIT, *COMPUTE, emitted=[("a", 1)]))
 
 def test_every_kind_of_decision_and_event_is_folded_or_known_not_to_matter() -> None:
     assert set(DECISION_FIELDS) - set(BLOCK_FOLDS) - set(REQUEST_FOLDS) == {
-        "rejected", "cleared", "config", "stalled", "swap_out", "host_store", "host_evict", "host_hit",
+        "rejected", "cleared", "stalled", "swap_out", "host_store", "host_evict", "host_hit",
     }  # fmt: skip
     assert set(_EVENT_FOLDS) == {*Event.__subclasses__(), *Observed.__subclasses__()} - {Observed}
 
@@ -82,7 +82,7 @@ def test_alloc_chunk_and_publish() -> None:
     state = fold(*STARTED)
     pool = pool_of(state)
     assert list(pool.state) == [USED, USED, FRESH, FRESH, FRESH, FRESH]
-    assert pool.counts == [4, 0, 2, 0]
+    assert pool.counts == [4, 0, 2, 0, 0]
     assert list(pool.filled)[:3] == [4, 2, 0]
     assert list(pool.refcount)[:3] == [1, 1, 0]
     assert pool.owners[:3] == [["a"], ["a"], []]
@@ -101,7 +101,7 @@ def test_release_makes_published_blocks_idle_and_others_fresh() -> None:
     pool = pool_of(state)
     assert list(pool.state)[:2] == [IDLE, FRESH]
     assert list(pool.filled)[:2] == [4, 0]
-    assert pool.counts == [5, 1, 0, 0]
+    assert pool.counts == [5, 1, 0, 0, 0]
     assert pool.owners[:2] == [[], []]
     assert pool.last_use_step[0] == 2
     assert state.sequences == {}
@@ -122,7 +122,7 @@ def test_a_hit_takes_an_idle_block_and_counts_a_use() -> None:
         ),
     )  # fmt: skip
     pool = pool_of(state)
-    assert pool.counts == [4, 0, 2, 0]
+    assert pool.counts == [4, 0, 2, 0, 0]
     assert (pool.uses[0], pool.last_use_step[0], pool.filled[1]) == (1, 3, 2)
     seq = state.sequences["b"]
     assert (seq.cached_tokens, seq.num_computed, seq.table) == (4, 6, [0, 1])
@@ -133,12 +133,12 @@ def test_eviction_empties_the_block_before_it_is_taken() -> None:
     state = fold(*idle_block(), step(3, ("evict", "b", 0, 0, 77, 0, 2, 1, 0), ("alloc", "b", 0, 0, 0), used_blocks=1))
     pool = pool_of(state)
     assert (pool.state[0], pool.key[0], pool.filled[0], pool.owners[0]) == (USED, None, 0, ["b"])
-    assert pool.counts == [5, 0, 1, 0]
+    assert pool.counts == [5, 0, 1, 0, 0]
 
 
 def test_an_evicted_block_that_nobody_takes_is_fresh() -> None:
     pool = pool_of(fold(*idle_block(), step(3, ("evict", "forced", 0, 0, 77, 0, 2, 1, 0))))
-    assert (pool.state[0], pool.counts) == (FRESH, [6, 0, 0, 0])
+    assert (pool.state[0], pool.counts) == (FRESH, [6, 0, 0, 0, 0])
 
 
 def test_deduplication_switches_the_table_entry_and_frees_the_copy() -> None:
@@ -179,13 +179,27 @@ def test_a_branch_without_blocks_waits_and_has_computed_nothing() -> None:
     assert (child.state, child.num_computed, child.table, child.num_tokens) == ("preempted", 0, [], 8)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "restored"),
+    [
+        ((("alloc", "a#1", 0, 2, 0),), 0),  # nothing found: its parent's six computed tokens are not its own
+        ((("share", "a#1", 0, 0, 0, "hit"), ("alloc", "a#1", 0, 2, 4)), 4),
+        ((("alloc", "a#1", 0, 2, 0), ("host_load", "a#1", 0, 2, 0)), 4),
+    ],
+)
+def test_a_branch_that_waited_and_is_resumed_in_the_same_step_restores_what_was_found_for_it(blocks, restored) -> None:
+    """Forked between two steps while nothing was free; what ended before the second one made room."""
+    state = fold(*STARTED, step(2, ("forked", "a#1", "a"), *blocks, ("resumed", "a#1", 7, 2, 4)))
+    assert state.totals["restored_tokens"] == restored
+    assert (state.sequences["a#1"].state, state.sequences["a#1"].num_computed) == ("running", restored)
+
+
 def test_a_fork_that_copies_keeps_its_own_blocks() -> None:
     """The contiguous allocator reserves first; the source stays with its owner alone."""
-    state = fold(
-        *STARTED,
-        step(2, ("forked", "a#1", "a"), ("alloc", "a#1", 0, 3, 0), ("copy", "a#1", 0, 3, 0, 0)),
-    )
+    fork = (("forked", "a#1", "a"), ("alloc", "a#1", 0, 3, 0), ("alloc", "a#1", 0, 4, 4))
+    state = fold(*STARTED, step(2, *fork, ("copy", "a#1", 0, 3, 0, 0), ("copy", "a#1", 0, 4, 1, 4)))
     pool = pool_of(state)
+    assert (state.sequences["a#1"].num_computed, pool.filled[4]) == (6, 2)
     assert (pool.owners[0], pool.owners[3], pool.filled[3]) == (["a"], ["a#1"], 4)
     assert (pool.refcount[0], pool.refcount[3]) == (1, 1)
 
@@ -200,7 +214,7 @@ def test_preemption_takes_everything_and_resuming_counts_what_was_restored() -> 
     )  # fmt: skip
     seq = state.sequences["a"]
     assert (seq.state, seq.num_preemptions, seq.num_computed, seq.table) == ("preempted", 1, 0, [])
-    assert pool_of(state).counts == [5, 1, 0, 0]
+    assert pool_of(state).counts == [5, 1, 0, 0, 0]
     reduce(
         state,
         step(
@@ -246,7 +260,7 @@ def test_pins_hold_a_block_without_an_owner() -> None:
 
 def test_a_reset_unpublishes_used_blocks_and_frees_idle_ones() -> None:
     state = fold(*idle_block(), step(3, ("unpublish", 0, 0, 77, "reset"), ("cleared", "done")))
-    assert pool_of(state).counts == [6, 0, 0, 0]
+    assert pool_of(state).counts == [6, 0, 0, 0, 0]
     state = fold(*STARTED, step(2, ("unpublish", 0, 0, 77, "reset"), ("cleared", "partial")))
     pool = pool_of(state)
     assert (pool.state[0], pool.key[0], pool.filled[0]) == (USED, None, 4)
@@ -256,11 +270,11 @@ def test_deferred_frees_are_in_transfer_until_the_counts_say_otherwise() -> None
     frees = (("free", "a", 0, 1, "release"), ("free", "a", 0, 0, "release"), ("finished", "a", "length", 1))
     state = fold(*STARTED, step(2, *frees, in_transfer_blocks=2))
     pool = pool_of(state)
-    assert (list(pool.state)[:2], pool.counts) == ([IN_TRANSFER, IN_TRANSFER], [4, 0, 0, 2])
+    assert (list(pool.state)[:2], pool.counts) == ([IN_TRANSFER, IN_TRANSFER], [4, 0, 0, 2, 0])
     reduce(state, step(3, in_transfer_blocks=1))
     assert list(pool.state)[:2] == [IN_TRANSFER, FRESH], "first released, first free"
     reduce(state, step(4))
-    assert (list(pool.state)[:2], pool.counts) == ([IDLE, FRESH], [5, 1, 0, 0])
+    assert (list(pool.state)[:2], pool.counts) == ([IDLE, FRESH], [5, 1, 0, 0, 0])
 
 
 def test_waiting_reasons_and_the_head_of_the_line() -> None:
@@ -341,7 +355,7 @@ def test_a_keyframe_replaces_everything_and_keeps_what_it_does_not_carry() -> No
         ),
     )  # fmt: skip
     pool = pool_of(state)
-    assert pool.counts == [5, 0, 1, 0]
+    assert pool.counts == [5, 0, 1, 0, 0]
     assert (pool.owners[3], pool.pins[3], pool.key[3], pool.uses[3]) == (["a"], 1, 9, 7)
     assert pool.dirty == set(range(6))
     assert state.sequences["a"].miss_reason == "never_seen"
@@ -415,6 +429,7 @@ def test_decisions_about_unknown_requests_break_nothing(kind: str) -> None:
         "free": ("free", "x", 0, 0, "release"), "publish": ("publish", "x", 0, 1, 5, 0),
         "unpublish": ("unpublish", 0, 0, 77, "reset"), "evict": ("evict", "x", 0, 5, 1, 0, 1, 1, 0),
         "swap_in": ("swap_in", "x", 0, 0, 0), "host_load": ("host_load", "x", 0, 0, 3),
+        "withhold": ("withhold", 5), "give_back": ("give_back", 5), "config": ("config", "num_blocks=5"),
         "pin": ("pin", 0, 0), "unpin": ("unpin", 0, 1), "chunk": ("chunk", "x", 4, 0),
         "lookup": ("lookup", "x", 0, "never_seen", None, 1, None),
         "admitted": ("admitted", "x", 4, 1, 1), "resumed": ("resumed", "x", 4, 1, 1),

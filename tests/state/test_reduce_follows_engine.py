@@ -14,10 +14,10 @@ from kvtop.engine.api import Engine, EngineConfig, InvalidRequest, NullExecutor,
 from kvtop.engine.events import AnyEvent, Event, StepEvent
 from kvtop.engine.types import FinishReason
 from kvtop.state.blocks import BLOCK_FOLDS
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, RunState
 from kvtop.state.reduce import reduce
 
-STATE_NAMES = {FRESH: "fresh", IDLE: "idle", USED: "used", IN_TRANSFER: "in_transfer"}
+STATE_NAMES = {FRESH: "fresh", IDLE: "idle", USED: "used", IN_TRANSFER: "in_transfer", WITHHELD: "withheld"}
 _roundtrip = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
@@ -65,7 +65,8 @@ class Driver:
         rng, engine = self.rng, self.engine
         live = list(engine._sequences)
         what = rng.choices(
-            ("submit", "abort", "fork", "pin", "unpin", "reset", "evict"), (10, 1.5, 1, 0.5, 0.7, 0.3, 0.5)
+            ("submit", "abort", "fork", "pin", "unpin", "reset", "evict", "size"),
+            (10, 1.5, 1, 0.5, 0.7, 0.3, 0.5, 0.6),
         )[0]
         if self.calm and what != "submit":
             return
@@ -94,6 +95,9 @@ class Driver:
                 engine.reset_prefix_cache()
             elif what == "evict" and engine.config.allocator == "paged":
                 engine.evict(rng.randrange(engine.config.num_blocks))
+            elif what == "size" and engine.config.allocator == "paged":
+                most = engine.config.num_blocks
+                engine.set_pool_size(rng.choice((most, rng.randint(max(1, most // 2), most))))
         except InvalidRequest:
             pass
 
@@ -136,7 +140,8 @@ def assert_equal(state: RunState, engine: Engine, where: str, *, dated: bool = F
         reason, blocker = state.wait_reason(seq)
         assert (reason, blocker) == (view.wait_reason or "", view.wait_blocker or ""), f"{where}, {seq_id}"
     totals = engine.counters()
-    assert pool.counts == [totals.fresh, totals.idle, totals.used, totals.in_transfer], where
+    assert pool.counts == [totals.fresh, totals.idle, totals.used, totals.in_transfer, totals.withheld], where
+    assert pool.limit == engine.allocator.pool.limit.size, where
     for name in (
         "query_tokens", "hit_tokens", "preemptions", "evictions", "copies", "restored_tokens", "recomputed_tokens",
         "computed_tokens", "host_used", "host_cached", "host_hit_tokens",
@@ -227,11 +232,31 @@ def test_folding_from_a_keyframe_in_the_middle_gives_the_same_state(name: str, s
             assert [sorted(o) for o in late.pool.owners] == [sorted(o) for o in whole.pool.owners]
             assert late.pool.key == whole.pool.key
             assert late.pool.counts == whole.pool.counts
+            assert late.pool.limit == whole.pool.limit
             tables = {i: s.tables if s.table else [] for i, s in late.sequences.items()}
             assert tables == {i: s.tables if s.table else [] for i, s in whole.sequences.items()}
             assert {n: late.totals[n] for n in ("hit_tokens", "evictions", "preemptions", "restored_tokens")} == {
                 n: whole.totals[n] for n in ("hit_tokens", "evictions", "preemptions", "restored_tokens")
             }
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_branch_that_finds_no_seat_and_one_before_the_next_step_is_folded_as_the_engine_has_it(caching: bool) -> None:
+    """Two seats: a's branch waits until b is aborted, which happens before the step that tells of both."""
+    driver = Driver(0, max_num_seqs=2, prefix_caching=caching)
+    engine = driver.engine
+    state = reduce(RunState(), engine.keyframe())
+    engine.submit([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=8), request_id="a")
+    engine.submit([11, 12, 13], SamplingParams(max_tokens=8), request_id="b")
+    engine.step()
+    engine.step()
+    engine.fork("a", 2)
+    engine.abort("b")
+    engine.step()
+    for event in over_the_wire(engine.recorder.drain()):
+        reduce(state, event)
+    assert_equal(state, engine, "after the fork")
+    assert engine.counters().restored_tokens == 4 * caching  # one block of four was full, and found
 
 
 def test_the_random_runs_make_every_kind_of_decision() -> None:
