@@ -93,6 +93,10 @@ def load_workload(spec: WorkloadSpec, *, vocab_size: int, max_model_len: int | N
     notices += more
     rows, more = fit(rows, spec.too_long, max_model_len)
     notices += more
+    try:
+        predecessors(rows)
+    except WorkloadError as error:
+        raise WorkloadError(str(error), path=recipe.path or recipe.name) from None
     digest = workload_hash(rows, seed=seed, vocab_size=vocab_size)
     return Workload(recipe.name, rows, digest, made.trace_sha256, notices, seed, vocab_size, mode)
 

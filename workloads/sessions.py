@@ -7,7 +7,7 @@ import msgspec
 from kvtop.engine.errors import UnknownName, WorkloadError
 from kvtop.workloads.rows import Row, RowSet
 from kvtop.workloads.spec import REPLAYS
-from kvtop.workloads.words import counted
+from kvtop.workloads.words import counted, shorten
 
 
 def predecessors(rows: list[Row]) -> dict[int, tuple[int, ...]]:
@@ -37,7 +37,7 @@ def predecessors(rows: list[Row]) -> dict[int, tuple[int, ...]]:
 def _waits_for(
     row: Row, rows: list[Row], last: dict[str, int], place: dict[tuple[str, int], int], later: set[tuple[str, int]]
 ) -> tuple[int, ...]:
-    what = f"session {row.session_id!r}: turn {row.turn}"
+    what = f"session {shorten(row.session_id)}: turn {row.turn}"
     before = []
     if row.session_id and row.session_id in last:
         previous = last[row.session_id]
@@ -46,7 +46,7 @@ def _waits_for(
         before.append(previous)
     for key in row.after:
         if key in later:
-            raise WorkloadError(f"{what} waits for turn {key[1]} of session {key[0]!r}, which arrives later")
+            raise WorkloadError(f"{what} waits for turn {key[1]} of session {shorten(key[0])}, which arrives later")
         if key in place:
             before.append(place[key])
     return tuple(dict.fromkeys(before))

@@ -10,5 +10,13 @@ def shorten(value: object, width: int = 60) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``counted(1, "row")`` is "1 row", ``counted(2000, "row")`` is "2,000 rows"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """``counted(1, "row")`` is "1 row", ``counted(2000, "row")`` is "2,000 rows", ``counted(2, "copy")`` "2 copies"."""
+    if count == 1:
+        return f"1 {noun}"
+    several = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{count:,} {several}"
+
+
+def was(count: int) -> str:
+    """The verb that fits ``count``."""
+    return "was" if count == 1 else "were"

@@ -20,6 +20,9 @@ from kvtop.workloads.words import shorten
 
 T = TypeVar("T")
 
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""A row's keys, its values left as they stand: those that nothing reads may be of any size and depth."""
+
 
 class Field(msgspec.Struct, frozen=True):
     """What a key of a row must hold. ``items``: the type of a list's items."""
@@ -32,6 +35,7 @@ class Field(msgspec.Struct, frozen=True):
 
 TOKENS = Field((int,), "an integer (tokens)")
 HASH_IDS = Field((list,), "a list of integers", items=int)
+TOO_DEEP = "bad JSON: nested too deeply to be read, expected fewer than some hundred levels"
 
 
 def json_lines(
@@ -77,8 +81,8 @@ def unit_ns(value: float, per_unit: int, key: str, unit: str, path: str, line: i
 
 
 def lowered(text: str) -> str:
-    """An error of a library as the rest of a line."""
-    return text[:1].lower() + text[1:]
+    """An error of a library as the rest of a line; a name in capitals stays one."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _refuse(name: str) -> NoReturn:
@@ -86,13 +90,28 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _bad_json(file: TextFile, error: Exception) -> WorkloadError:
+    if isinstance(error, RecursionError):
+        return WorkloadError(TOO_DEEP, path=file.path)
     try:
-        json.loads(file.text, parse_constant=_refuse)
+        value = json.loads(file.text, parse_constant=_refuse)
     except json.JSONDecodeError as bad:
         return WorkloadError(f"bad JSON at column {bad.colno}: {lowered(bad.msg)}", path=file.path, row=bad.lineno)
-    except (ValueError, RecursionError) as bad:
+    except RecursionError:
+        return WorkloadError(TOO_DEEP, path=file.path)
+    except ValueError as bad:
         return WorkloadError(f"bad JSON: {str(bad)[:100]}", path=file.path)
-    return WorkloadError(f"bad JSON: {lowered(str(error))[:100]}", path=file.path)
+    return WorkloadError(f"bad JSON: {_half_character(value) or lowered(str(error))[:100]}", path=file.path)
+
+
+def _half_character(value: object) -> str | None:
+    """What to say of a value that holds one: Python's reader takes it, the one that reads rows does not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as bad:
+        return f"holds \\u{ord(bad.object[bad.start]):04x}, half of a character, expected both halves"
+    except RecursionError:
+        return None
+    return None
 
 
 def _explain(text: str, fields: dict[str, Field], path: str, line: int, error: Exception) -> NoReturn:
@@ -101,12 +120,14 @@ def _explain(text: str, fields: dict[str, Field], path: str, line: int, error: E
     def fail(message: str) -> NoReturn:
         raise WorkloadError(message, path=path, row=line) from None
 
+    if isinstance(error, RecursionError):
+        fail(TOO_DEEP)
     try:
         value: Any = json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as bad:
         fail(f"bad JSON at column {bad.colno}: {lowered(bad.msg)} (found {shorten(text.strip())})")
     except RecursionError:
-        fail(f"bad JSON: {str(error)[:100]}")
+        fail(TOO_DEEP)
     except ValueError as bad:
         fail(str(bad) if "is not JSON" in str(bad) else f"bad JSON: {str(error)[:100]}")
     if not isinstance(value, dict):
@@ -117,7 +138,7 @@ def _explain(text: str, fields: dict[str, Field], path: str, line: int, error: E
     for key, field in fields.items():
         if key in value and not (field.optional and value[key] is None):
             _explain_field(key, value[key], field, fail)
-    fail(f"cannot be read: {lowered(str(error))}")
+    fail(_half_character(value) or f"cannot be read: {lowered(str(error))}")
 
 
 def _explain_field(key: str, value: object, field: Field, fail: Callable[[str], NoReturn]) -> None:
@@ -131,7 +152,10 @@ def _explain_field(key: str, value: object, field: Field, fail: Callable[[str], 
 
 def check_spelling(key: str, file: TextFile, line: int, fields: dict[str, Field]) -> None:
     """Raise WorkloadError if a row without the optional ``key`` seems to spell it in another way."""
-    found = json.loads(next(islice(each_row(file.text), line - 1, None)))
+    try:
+        found = _keys(next(islice(each_row(file.text), line - 1, None)))
+    except msgspec.MsgspecError:  # a key that is no text, which no reader has looked at
+        return
     if nearest_key(key, found, fields) is not None:
         raise missing_key(key, found, valid=fields, what="key", path=file.path, line=line)
 

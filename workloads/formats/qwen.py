@@ -17,7 +17,7 @@ from kvtop.workloads.formats.base import NS_PER_S, Clock, ReadOptions, Stamped, 
 from kvtop.workloads.formats.hash_ids import CEIL, FLOOR, SharedIds, check_ids, num_ids, prefix_notices
 from kvtop.workloads.formats.json_rows import HASH_IDS, TOKENS, Field, json_lines, unit_ns
 from kvtop.workloads.rows import Row
-from kvtop.workloads.words import counted
+from kvtop.workloads.words import counted, shorten
 
 HASH_BLOCK_TOKENS = 16
 NO_PARENT = -1
@@ -59,7 +59,7 @@ def read(file: TextFile, options: ReadOptions) -> Trace:
         roundings = _check(found, block, roundings, file.path, line)
         session = str(found.chat_id)
         if session in parents:
-            raise WorkloadError(f"chat_id {session} appears twice", path=file.path, row=line)
+            raise WorkloadError(f"chat_id {shorten(found.chat_id)} appears twice", path=file.path, row=line)
         parents[session] = found.parent_chat_id
         if found.output_length == 0:
             num_dropped += 1
@@ -93,7 +93,7 @@ def _check(found: _Line, block: int, roundings: set[str], path: str, line: int) 
     check_length(found.input_length, "input_length", path=path, line=line)
     check_length(found.output_length, "output_length", path=path, line=line, low=0)
     if not 0 <= found.turn <= 2**31:
-        raise WorkloadError(f"turn is {found.turn}, expected 0 or more", path=path, row=line)
+        raise WorkloadError(f"turn is {shorten(found.turn)}, expected 0 to {2**31:,}", path=path, row=line)
     fits = {rule for rule in roundings if num_ids(found.input_length, block, rule) == len(found.hash_ids)}
     check_ids(found.hash_ids, found.input_length, block, min(fits or roundings), "input_length", path, line)
     return fits

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtop.engine.errors import WorkloadError
+from kvtop.workloads.words import shorten
 
 BYTES_PER_TOKEN = 4
 """Of UTF-8 text: what English prose has with today's vocabularies, and Chinese about 1.3 characters a token."""
@@ -70,7 +71,7 @@ def _part_text(part: object, place: str) -> str:
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return part["text"]
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise WorkloadError(f"a part of type {kind!r} has no text, so its tokens cannot be counted", path=place)
+    raise WorkloadError(f"a part of type {shorten(kind)} has no text, so its tokens cannot be counted", path=place)
 
 
 def _load(tokenizer: str) -> Any:
