@@ -18,7 +18,7 @@ from kvtop.analysis.labels import setting, short
 from kvtop.analysis.load_rates import same_load
 from kvtop.analysis.measures import BY_KEY, PRIMARY, Measure
 from kvtop.analysis.memory_report import memory_by_column
-from kvtop.analysis.replicates import pairs
+from kvtop.analysis.replicates import one_run_repeated, pairs
 from kvtop.analysis.slo import Slo
 from kvtop.analysis.stats import mean
 from kvtop.analysis.summary import EVERYTHING, RunSummary, Selection, load_run
@@ -206,6 +206,7 @@ def compare_runs(runs: Sequence[RunSummary], options: Options = DEFAULTS) -> Com
             f"not comparable: {'; '.join(conflicts)} (`kvtop compare --force` sets them side by side all the same)"
         )
     columns = _columns(runs)
+    repeated = _without_repetitions(columns)
     workloads = dict.fromkeys(str(run.manifest.get("workload")) for run in runs)
     primary = [BY_KEY[key] for key in options.primary]
     return Comparison(
@@ -213,7 +214,7 @@ def compare_runs(runs: Sequence[RunSummary], options: Options = DEFAULTS) -> Com
         shared=_shared(runs),
         columns=columns,
         conflicts=conflicts,
-        notes=comparison_notes(columns, options.selection),
+        notes=[*repeated, *comparison_notes(columns, options.selection)],
         memory=memory_by_column(columns),
         statistics=column_statistics([column.runs for column in columns], primary),
         primary=primary,
@@ -263,6 +264,18 @@ def _columns(runs: Sequence[RunSummary]) -> list[Column]:
     found = list(columns.values())
     _name(found)
     return found
+
+
+def _without_repetitions(columns: Sequence[Column]) -> list[str]:
+    """Keep one replicate of each column where all of them are one run repeated: they are no samples of anything, and
+    as such would make every ``n`` larger and every interval a point. A note says so."""
+    if not all(one_run_repeated(column.runs) for column in columns):
+        return []
+    numbers = ", ".join(f"{column.label} {len(column.runs)}" for column in columns)
+    for column in columns:
+        first = min(column.runs, key=lambda run: run.manifest.get("replicate") or 0)
+        column.runs[:] = [first]
+    return [f"simulated replicates of the same requests are one run repeated ({numbers}): one of each is taken"]
 
 
 def _runs_of(columns: dict[tuple[Any, ...], Column], key: tuple[Any, ...]) -> list[RunSummary]:

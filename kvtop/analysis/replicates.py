@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kvtop.analysis.inference import Interval, holm, t_interval
 from kvtop.analysis.measures import Measure
 from kvtop.analysis.summary import RunSummary
+from kvtop.workloads.words import counted
 
 FOR_AN_INTERVAL = 3
 FOR_A_VERDICT = 5
@@ -54,7 +55,7 @@ def why_no_interval(first: Sequence[RunSummary], other: Sequence[RunSummary]) ->
     """Why nothing can be said about chance; "" when something can."""
     count = len(pairs(first, other))
     if count < FOR_AN_INTERVAL:
-        return f"{count} pair{'s' * (count != 1)} of replicates, an interval needs {FOR_AN_INTERVAL}"
+        return f"{counted(count, 'pair')} of replicates, an interval needs {FOR_AN_INTERVAL}"
     if same_requests(first) and all(run.simulated for run in (*first, *other)):
         return "simulated replicates of the same requests are one run repeated"
     return ""
@@ -63,6 +64,19 @@ def why_no_interval(first: Sequence[RunSummary], other: Sequence[RunSummary]) ->
 def same_requests(runs: Sequence[RunSummary]) -> bool:
     """Several replicates, and the seed changed nothing but token ids: a recorded trace."""
     return len(runs) > 1 and len({run.asked for run in runs}) == 1
+
+
+def one_run_repeated(runs: Sequence[RunSummary]) -> bool:
+    """Several simulated replicates of the same requests, and every request had the same times in all of them."""
+    first = runs[0]
+    return (
+        all(run.simulated for run in runs)
+        and same_requests(runs)
+        and all(
+            (run.requests, run.duration_ns, run.hit_rate) == (first.requests, first.duration_ns, first.hit_rate)
+            for run in runs
+        )
+    )
 
 
 def _test(first: Sequence[RunSummary], other: Sequence[RunSummary], measure: Measure) -> ReplicateTest:

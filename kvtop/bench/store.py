@@ -11,13 +11,15 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from kvtop.bench.points import already_complete
 from kvtop.engine.errors import KvtopError, UsageError
+from kvtop.results.files import write_bytes
 from kvtop.results.manifest import MANIFEST_NAME
 from kvtop.results.rundir import PARQUET_END, TABLE_NAMES, run_dir_name
 from kvtop.run.spec import RunSpec
@@ -130,6 +132,35 @@ class Store:
                 self._put(local, f"{self._root}/{name}")
             except Exception as error:
                 raise self._error(name, error, "cannot write") from None
+
+    def write_runs(self) -> None:
+        """Replace ``runs.parquet`` by a row for each run of the store, whoever made it.
+
+        Raises:
+            StoreError: the store refuses; the old file stays.
+            FileError: there is no room for a temporary file.
+        """
+        from kvtop.results.runs_table import RUNS_NAME, write_runs
+
+        with tempfile.TemporaryDirectory(prefix="kvtop-") as folder:
+            for name, manifest in self._manifests():
+                (run_dir := Path(folder) / name).mkdir()
+                write_bytes(run_dir / MANIFEST_NAME, manifest)
+            write_runs(folder)
+            self.write(RUNS_NAME, (Path(folder) / RUNS_NAME).read_bytes())
+
+    def _manifests(self) -> Iterator[tuple[str, bytes]]:
+        """Name and manifest of each run; what has none is no run."""
+        try:
+            self._files.invalidate_cache()  # others write here too
+            for path in self._files.ls(self._root, detail=False):
+                name = str(path).rstrip("/").rpartition("/")[2]
+                if name.startswith("."):
+                    continue
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    yield name, self._files.cat_file(f"{self._root}/{name}/{MANIFEST_NAME}")
+        except Exception as error:
+            raise self._error("", error, "cannot read") from None
 
     def _make_folder(self, path: str) -> None:
         if self._has_folders:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from kvtop.state.model import RunState
 
 DESCRIPTION = """\
-Look at running vLLM or SGLang servers in the same screens. Nothing is sent to them but requests for /metrics: they are
-only looked at. Every panel says how true it is; `kvtop doctor URL` says what a server does not report, and which of its
-flags would. Without a terminal it prints a line now and then, and records if asked to."""
+Look at running vLLM or SGLang servers in the same screens. Nothing is sent to them but requests for /metrics, and a
+prompt you paste (key I on the Radix tree) to /tokenize: they are only looked at. Every panel says how true it is;
+`kvtop doctor URL` says what a server does not report, and which of its flags would. Without a terminal it prints a line
+now and then, and records if asked to."""
 
 EXAMPLES = """
 kvtop attach http://127.0.0.1:8000
@@ -36,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-tokens", action="store_true",
         help="record the token ids of KV events too: they are the prompts (default: hashes only)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH",
+        help="the model's folder or tokenizer.json, for prompts you paste (default: the server's /tokenize)",
     )  # fmt: skip
     parser.add_argument("--seconds", type=positive, metavar="S", help="end after S seconds (without a terminal)")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII only")

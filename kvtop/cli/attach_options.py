@@ -39,6 +39,7 @@ def attach_spec(args: argparse.Namespace, urls: list[str]) -> AttachSpec:
     from kvtop.attach.kv_listen import check_endpoint
     from kvtop.attach.scrape import address_of
     from kvtop.attach.session import AttachSpec
+    from kvtop.attach.tokenize import tokenizer_file
     from kvtop.engine.errors import UsageError
 
     servers = [address_of(url) for url in urls]
@@ -52,6 +53,7 @@ def attach_spec(args: argparse.Namespace, urls: list[str]) -> AttachSpec:
         raise UsageError("an endpoint of --kv-events is given twice")
     if not servers and not events:
         raise UsageError("no server is given, expected a URL like http://127.0.0.1:8000")
+    tokenizer = getattr(args, "tokenizer", None)
     return AttachSpec(
         servers=servers,
         kv_events=events,
@@ -59,6 +61,7 @@ def attach_spec(args: argparse.Namespace, urls: list[str]) -> AttachSpec:
         interval_s=args.interval,
         timeout_s=args.timeout,
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        tokenizer=None if tokenizer is None else tokenizer_file(tokenizer),
         record=getattr(args, "record", None),
         keep_tokens=getattr(args, "keep_tokens", False),
     )

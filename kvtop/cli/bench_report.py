@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtop.cli.text import format_ns, percent, significant
+from kvtop.cli.text import fitting, format_ns, output_width, percent, significant
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.analysis.compare import Comparison, Options
@@ -27,7 +28,8 @@ def overall_text(under_way: Sequence[Progress], num_ended: int, num_points: int)
 def _share(progress: Progress) -> str:
     if not progress.num_requests:
         return progress.notice or "starting"
-    return f"{progress.num_ended}/{progress.num_requests}"
+    place = f"{progress.num_ended}/{progress.num_requests}"
+    return f"{place} {progress.notice}" if progress.notice and progress.step else place
 
 
 def progress_text(progress: Progress) -> str:
@@ -70,10 +72,9 @@ def report_outcome(place: str, outcome: Outcome, where: str | None = None, *, qu
     if summary is None:
         return True
     if not quiet:
-        print(
-            f"{place}{outcome.label}: {outcome.status}, {result_text(summary)}  -> {where or outcome.run_dir}",
-            flush=True,
-        )
+        *told, last = f"{place}{outcome.label}: {outcome.status}, {result_text(summary)}".split(", ")
+        pieces = [*(f"{each}," for each in told), last, f" -> {where or outcome.run_dir}"]
+        print(fitting(pieces, output_width()), flush=True)
     if outcome.status != "interrupted" and summary.num_requests and not summary.num_ok:
         print(f"kvtop: {outcome.label}: no successful request", file=sys.stderr)
         return False
@@ -96,7 +97,7 @@ def result_text(summary: RunSummary) -> str:
         f"{summary.num_ok}/{summary.num_requests} ok, TTFT p50 {format_ns(summary.ttft.p50)}, "
         f"{significant(summary.output_tokens_s)} output tokens/s, hit rate {percent(summary.hit_rate)}"
         f"{'' if summary.host_hit_rate is None else f' + {percent(summary.host_hit_rate)} host'}, "
-        f"{summary.preemptions} preemptions, {format_ns(summary.duration_ns)}{backlog_text(summary)}"
+        f"{counted(summary.preemptions, 'preemption')}, {format_ns(summary.duration_ns)}{backlog_text(summary)}"
     )
 
 

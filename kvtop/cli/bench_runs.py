@@ -91,18 +91,22 @@ class Bench:
             print(f"kvtop: interrupted; finished rows are kept in {place}{rest}", file=sys.stderr)
             result.exit_code = EXIT_INTERRUPTED
         result.outcomes = [ended[index] for index in sorted(ended)]
-        if self.store is None and not self._write_runs(result.outcomes):
+        if not self._write_runs(result.outcomes):
             result.exit_code = result.exit_code or 1
         return result
 
     def _write_runs(self, outcomes: Sequence[Outcome]) -> bool:
-        """``runs.parquet``; False, with a line that says so, when the disk refuses."""
+        """``runs.parquet``; False, with a line that says so, when the disk or the store refuses."""
         from kvtop.engine.errors import KvtopError
         from kvtop.results.runs_table import write_runs
 
         try:
-            if any(outcome.run_dir is not None and outcome.run_dir.is_dir() for outcome in outcomes):
+            if not any(outcome.run_dir is not None and outcome.run_dir.is_dir() for outcome in outcomes):
+                return True
+            if self.store is None:
                 write_runs(self.out)
+            else:
+                self.store.write_runs()
         except KvtopError as error:
             print(f"kvtop: {error}", file=sys.stderr)
             return False

@@ -8,6 +8,7 @@ from typing import Any
 from kvtop.calc import DTYPE_BYTES, QUANTISED, CacheShape, Capacity, blocks_for
 from kvtop.cli.text import format_bytes, table
 from kvtop.model_shape import ModelShape
+from kvtop.workloads.words import counted
 
 
 def as_json(
@@ -76,7 +77,7 @@ def as_text(args: argparse.Namespace, model: ModelShape | None, shape: CacheShap
     lines = [f"{model.name} ({model.source})"] if model else []
     lines += [
         *_formula(shape, tokens),
-        f"         = {total:,} bytes = {format_bytes(total)}   ({args.batch:,} x {args.seq_len:,} tokens)",
+        f"         = {total:,} bytes = {format_bytes(total)}   ({args.batch:,} x {counted(args.seq_len, 'token')})",
         "",
         table(_size_rows(args, shape)),
         *_notes(args, model, shape),
@@ -105,9 +106,9 @@ def _size_rows(args: argparse.Namespace, shape: CacheShape) -> list[list[str]]:
     block_bytes = shape.request_bytes(args.block_size)
     rows = [
         _row("per token", shape.bytes_per_token),
-        _row(f"per block of {args.block_size} tokens", block_bytes),
+        _row(f"per block of {counted(args.block_size, 'token')}", block_bytes),
         _row("per request", shape.request_bytes(args.seq_len)),
-        _row(f"in {blocks:,} blocks", blocks * block_bytes),
+        _row(f"in {counted(blocks, 'block')}", blocks * block_bytes),
     ]
     windowed = shape.windowed_request_bytes(args.seq_len)
     if windowed is not None:
@@ -118,7 +119,7 @@ def _size_rows(args: argparse.Namespace, shape: CacheShape) -> list[list[str]]:
 
 
 def _row(label: str, num_bytes: int) -> list[str]:
-    return [f"  {label}", f"{num_bytes:,} bytes", format_bytes(num_bytes)]
+    return [f"  {label}", counted(num_bytes, "byte"), format_bytes(num_bytes)]
 
 
 def _notes(args: argparse.Namespace, model: ModelShape | None, shape: CacheShape) -> list[str]:
@@ -130,13 +131,14 @@ def _notes(args: argparse.Namespace, model: ModelShape | None, shape: CacheShape
     if shape.dtype in QUANTISED:
         bare = _without_scales(shape, args.batch * args.seq_len)
         notes.append(
-            f"  {shape.dtype}: 1 byte an element, and for each token and KV head a scale of {shape.scale_bytes} bytes; "
-            f"without scales {bare:,} bytes = {format_bytes(bare)}"
+            f"  {shape.dtype}: 1 byte an element, and for each token and KV head a scale of "
+            f"{counted(shape.scale_bytes, 'byte')}; without scales {bare:,} bytes = {format_bytes(bare)}"
         )
     if shape.sliding_window is not None:
         notes.append(
-            f"  {shape.num_sliding_layers} of {shape.num_layers} layers look back {shape.sliding_window:,} tokens; "
-            "all other figures keep every token in every layer, as kvtop's pool does"
+            f"  {shape.num_sliding_layers} of {shape.num_layers} layers look back "
+            f"{counted(shape.sliding_window, 'token')}; all other figures keep every token in every "
+            "layer, as kvtop's pool does"
         )
     return notes
 
@@ -148,8 +150,8 @@ def _room_rows(args: argparse.Namespace, room: Capacity) -> list[list[str]]:
         _row(f"usable at utilisation {room.utilisation:g}", room.usable_bytes),
         _row("weights" if args.tp == 1 else f"weights (1/{args.tp})", room.weight_bytes),
         _row("left for KV blocks", room.kv_budget_bytes),
-        ["  blocks", f"{room.num_blocks:,}", f"{room.num_tokens:,} tokens"],
-        [f"  requests of {room.seq_len:,} tokens, paged", f"{room.max_requests_paged:,}"],
+        ["  blocks", f"{room.num_blocks:,}", counted(room.num_tokens, "token")],
+        [f"  requests of {counted(room.seq_len, 'token')}, paged", f"{room.max_requests_paged:,}"],
     ]
     if room.max_requests_contiguous is not None:
         rows.append(
@@ -167,13 +169,13 @@ def verdict(args: argparse.Namespace, room: Capacity) -> str:
         )
     if room.max_requests_paged == 0:
         return (
-            f"does not fit: one request of {room.seq_len:,} tokens needs {format_bytes(room.missing_bytes)} more; "
-            f"the longest that fits is {room.num_tokens:,} tokens"
+            f"does not fit: one request of {counted(room.seq_len, 'token')} needs {format_bytes(room.missing_bytes)} "
+            f"more; the longest that fits is {counted(room.num_tokens, 'token')}"
         )
     fits = (
         "fits"
         if room.max_requests_paged >= args.batch
         else f"only {room.max_requests_paged:,} of {args.batch:,} fit at once"
     )
-    requests = f"a batch of {args.batch:,} x {room.seq_len:,} tokens"
+    requests = f"a batch of {args.batch:,} x {counted(room.seq_len, 'token')}"
     return f"{requests}: {fits} (activations are not counted; they use what utilisation {room.utilisation:g} leaves)"

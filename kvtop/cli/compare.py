@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvtop.cli.bench import EXIT_INTERRUPTED, add_point_options, make_specs, run_points
 from kvtop.cli.comparison import render
 from kvtop.cli.plotting import add_plot_options, check_plot_options, show_plots
+from kvtop.cli.report import check_html, write_html
 from kvtop.cli.result_options import (
     add_judging_options,
     add_run_result_options,
@@ -36,7 +37,7 @@ kvtop compare results/first                         all runs of a bench
 kvtop compare results/first/fcfs-* results/first/lpm-* --json
 kvtop compare -w mooncake-conversation -p fcfs -p lpm --limit 32 --length-scale 0.0625
 kvtop compare results/first --slo "ttft<2s,tpot<50ms" --fail-on "ttft_p99>+5%,slo_attainment<90%"
-kvtop compare results/apc --plot ttft --svg ttft.svg
+kvtop compare results/apc --plot ttft --svg ttft.svg --html apc.html
 kvtop compare -w chat -p fcfs -p lpm --executor sim --tui        live, side by side
 """
 
@@ -63,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--resume", action="store_true", help="keep complete runs in DIR and run the rest")
     add_run_result_options(output)
     add_plot_options(parser)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE",
+        help="also write the comparison with its plots as one page, as `kvtop report` does (docs/report.md)",
+    )  # fmt: skip
     screen = parser.add_argument_group("on the screen (docs/compare-screen.md)")
     screen.add_argument(
         "--tui", action="store_true",
@@ -90,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if args.pace is not None:
         raise UsageError("--pace: there is no --tui")
     check_plot_options(args)
+    if args.html is not None:
+        check_html(args.html)
     gates, options = parse_gates(args.fail_on or ()), comparison_options(args, force=args.force)
     if not args.workload and (args.vary or args.tokens):
         option = "--vary makes" if args.vary else "--tokens is of"
@@ -99,12 +106,14 @@ def run(args: argparse.Namespace) -> int:
         code, paths = _make_runs(args)
         if code == EXIT_INTERRUPTED or not paths:
             show_plots(args, [])
+            _write_page(args, [])
             return code
     comparisons = compare_paths(paths, options)
     for comparison in comparisons:
         comparison.gates.extend(check_gates(comparison, gates))
     _show(comparisons, args)
     plotted = show_plots(args, comparisons, text=not args.json)
+    _write_page(args, comparisons)
     return code or _report_gates([gate for comparison in comparisons for gate in comparison.gates]) or plotted
 
 
@@ -116,6 +125,18 @@ def _show(comparisons: Sequence[Comparison], args: argparse.Namespace) -> None:
         print(json.dumps([comparison.as_json() for comparison in comparisons], indent=2, allow_nan=False))
     else:
         print("\n\n".join(render(comparison, output_width() or WIDTH) for comparison in comparisons))
+
+
+def _write_page(args: argparse.Namespace, comparisons: list[Comparison]) -> None:
+    """The file of ``--html``, or a line that says why there is none."""
+    if args.html is None:
+        return
+    if not comparisons:
+        print("kvtop: --html: no report was written, there is no comparison", file=sys.stderr)
+        return
+    from kvtop.report.build import report_of
+
+    write_html(args.html, report_of(comparisons))
 
 
 def _report_gates(gates: Sequence[Tripped]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtop.engine.errors import UsageError
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.run.spec import RunSpec
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PACE = 10.0
 MOST = 8
-_NOT_WITH = ("json", "fail_on", "output", "resume", "plot", "svg")
+_NOT_WITH = ("json", "fail_on", "output", "resume", "plot", "svg", "html")
 
 
 def show_side_by_side(args: argparse.Namespace) -> int:
@@ -35,7 +36,7 @@ def show_side_by_side(args: argparse.Namespace) -> int:
         raise UsageError("--pace is of runs made with -w; recorded ones are gone through with [ ] and < >")
     runs = recorded_runs(args.runs) if args.runs else live_runs(args)
     if not 2 <= len(runs) <= MOST:
-        raise UsageError(f"--tui: {len(runs)} run{'s' * (len(runs) != 1)}, expected two to {MOST} to set side by side")
+        raise UsageError(f"--tui: {counted(len(runs), 'run')}, expected two to {MOST} to set side by side")
     pace = DEFAULT_PACE if args.pace is None else args.pace or math.inf
     return run_side_by_side(runs, replay=bool(args.runs), pace=math.inf if args.runs else pace)
 

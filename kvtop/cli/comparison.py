@@ -14,6 +14,7 @@ from kvtop.cli.comparison_chance import by_replicates, by_request, within_one_ru
 from kvtop.cli.comparison_layout import WIDTH, Names, fitted
 from kvtop.cli.text import MISSING, harmless
 from kvtop.results.window import PHASES
+from kvtop.workloads.words import counted
 
 __all__ = ["format_change", "format_unit", "format_value", "render"]
 
@@ -63,9 +64,9 @@ def _circumstances(shared: dict[str, Any]) -> str:
     if shared.get("executor") == "null":
         words.append("null executor")
     if shared.get("num_blocks") and shared.get("block_size_tokens"):
-        words.append(f"{shared['num_blocks']:,} blocks of {shared['block_size_tokens']} tokens")
+        words.append(f"{counted(shared['num_blocks'], 'block')} of {counted(shared['block_size_tokens'], 'token')}")
     if shared.get("limit"):
-        words.append(f"first {shared['limit']:,} requests")
+        words.append("first request" if shared["limit"] == 1 else f"first {counted(shared['limit'], 'request')}")
     for key, name in (("time_scale", "gaps"), ("length_scale", "lengths")):
         if shared.get(key) not in (None, 1.0):
             words.append(f"{name} x {shared[key]:g}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvtop.analysis.inference import Interval
 from kvtop.analysis.measures import Measure
-from kvtop.cli.text import MISSING, format_ns, percent, significant
+from kvtop.cli.text import MISSING, format_ns, percent, signed, significant
 
 Cell = Callable[[float], str]
 SAME = "same"
@@ -26,7 +26,7 @@ def format_unit(unit: str, value: float | None) -> str:
     if unit == "ratio":
         return percent(value)
     if unit == "count":
-        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+        return f"{value:z,.0f}" if value == int(value) else f"{value:z,.1f}"
     return significant(value)
 
 
@@ -37,9 +37,9 @@ def format_change(measure: Measure, change: float | None) -> str:
     if change == 0:
         return SAME
     if measure.unit == "count":
-        return f"{change:+,.0f}" if change == int(change) else f"{change:+,.1f}"
+        return signed(change, 0 if change == int(change) else 1)
     if measure.unit == "ratio":
-        return f"{100 * change:+.1f} points"
+        return f"{signed(100 * change)} points"
     return format_relative(change)
 
 
@@ -49,7 +49,7 @@ def format_relative(change: float) -> str:
         return SAME
     if change >= 9:
         return f"x {significant(change + 1)}"
-    return f"{100 * change:+.1f} %"
+    return f"{signed(100 * change)} %"
 
 
 def signed_ns(value: float | None) -> str:

@@ -10,6 +10,7 @@ from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest
 from kvtop.cli.comparison_cells import Cell, format_change, format_p, format_relative, from_to, signed_ns
 from kvtop.cli.comparison_layout import Names, fitted
 from kvtop.cli.text import MISSING, format_ns, percent
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.analysis.column_statistics import Statistics
@@ -27,7 +28,7 @@ def by_replicates(comparison: Comparison, names: Names, width: int) -> list[str]
             lines += ["", fitted([_test_row(test) for test in found.tests], header, width)]
     if lines:
         num_adjusted = sum(test.p_holm is not None for found in comparison.statistics for test in found.tests)
-        rule = f"; Holm over {num_adjusted} tests" if num_adjusted else ""
+        rule = f"; Holm over {counted(num_adjusted, 'test')}" if num_adjusted else ""
         lines.append(f"  primary metrics: paired t on log ratios or differences{rule}")
     return lines
 

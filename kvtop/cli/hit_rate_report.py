@@ -44,7 +44,7 @@ def render(found: HitRates, trace: Trace, name: str, width: int | None) -> str:
 
 def counted(found: HitRates) -> str:
     """What the curves count, in words."""
-    size = f"{found.block_size:,} tokens"
+    size = words.counted(found.block_size, "token")
     if found.counts_ids:
         return f"{IDS}, one for each {size}"
     return f"whole blocks of {size}{', answers in the cache too' if found.with_answers else ''}"
@@ -52,7 +52,7 @@ def counted(found: HitRates) -> str:
 
 def _infinite(found: HitRates, trace: Trace) -> str:
     shares = [] if found.ids is None else [(f"{IDS}, {PARTIAL.get(trace.rounding or '', 'one a block')}", found.ids)]
-    shares += [(f"whole blocks of {found.block_size:,} tokens", found.blocks), (TOKENS, found.tokens)]
+    shares += [(f"whole blocks of {words.counted(found.block_size, 'token')}", found.blocks), (TOKENS, found.tokens)]
     rows = [(what, f"{share.hits:,}", f"{share.of:,}", _rate(share.rate)) for what, share in shares]
     return table(rows, header=("room for everything", "hits", "of", "hit rate"))
 
@@ -85,8 +85,8 @@ def curve_plot(found: HitRates, name: str) -> CurvePlot:
     infinite = found.ids if found.counts_ids and found.ids is not None else found.blocks
     return CurvePlot(
         title=f"{name}: prefix hit rate by the size of the cache",
-        subtitle=f"{counted(found)} · {found.num_requests:,} requests, one after the other · no engine",
-        across=f"cache, blocks of {found.block_size:,} tokens",
+        subtitle=f"{counted(found)} · {words.counted(found.num_requests, 'request')}, one after the other · no engine",
+        across=f"cache, blocks of {words.counted(found.block_size, 'token')}",
         up="hit rate, share of blocks asked for",
         places=found.capacities,
         curves=[Curve(policy, POLICIES[policy].meaning, shares(hits)) for policy, hits in found.curves.items()],

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvtop.cli.plotting import check_file
 from kvtop.cli.result_options import add_judging_options, comparison_options
+from kvtop.workloads.words import counted
+
+if TYPE_CHECKING:
+    from kvtop.report.build import Report
 
 DESCRIPTION = """\
 One self-contained HTML file about runs, a directory of runs, or several: what was run, the tables of `kvtop compare`,
@@ -40,27 +45,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the runs, draw, write. Where each file lies is told on stderr."""
     from kvtop.engine.errors import UsageError
-    from kvtop.report.build import html, make_report, write_files
-    from kvtop.report.vega import check_installed
-    from kvtop.results.files import write_bytes
+    from kvtop.report.build import make_report, write_files
 
     if args.html is None and args.png is None and args.svg is None:
         raise UsageError("report writes files: name at least one of --html FILE, --png DIR, --svg DIR")
-    check_installed()
-    if args.html is not None:
-        check_file("--html", args.html)
+    check_html(args.html)
     for option, folder in (("--png", args.png), ("--svg", args.svg)):
         if folder is not None:
             _make_folder(option, folder)
     report = make_report(args.runs, comparison_options(args, force=args.force), args.trace)
     if args.html is not None:
-        write_bytes(args.html, html(report).encode())
-        print(f"kvtop: report written to {args.html}", file=sys.stderr)
+        write_html(args.html, report)
     for kind, folder in (("png", args.png), ("svg", args.svg)):
         if folder is not None:
             num_written = len(write_files(report, folder, kind))
-            print(f"kvtop: {num_written} plots written to {folder}", file=sys.stderr)
+            print(f"kvtop: {counted(num_written, 'plot')} written to {folder}", file=sys.stderr)
     return 0
+
+
+def check_html(path: Path | None) -> None:
+    """Find out before anything is read or run whether plots can be drawn and ``path`` be written (None: no page).
+
+    Raises:
+        UsageError: the library is missing, or no file can be made there.
+    """
+    from kvtop.report.vega import check_installed
+
+    check_installed()
+    if path is not None:
+        check_file("--html", path)
+
+
+def write_html(path: Path, report: Report) -> None:
+    """Write the page and tell where it lies.
+
+    Raises:
+        FileError: the disk refuses.
+    """
+    from kvtop.report.build import html
+    from kvtop.results.files import write_bytes
+
+    write_bytes(path, html(report).encode())
+    print(f"kvtop: report written to {path}", file=sys.stderr)
 
 
 def _make_folder(option: str, folder: Path) -> None:

@@ -17,7 +17,6 @@ kvtop serve --port 8001 live -w chat -m tiny
 kvtop serve replay results/tuesday
 """
 
-HOST = "127.0.0.1"
 SHOWN = ("live", "replay")
 
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if words and words[0] not in SHOWN:
         raise UnknownName("command to serve", words[0], SHOWN)
     try:
-        from textual_serve.server import Server  # pyright: ignore[reportMissingImports]
+        from kvtop.tui.page import HOST, Page
     except ImportError:
         raise UsageError("kvtop serve needs the package textual-serve: pip install 'kvtop[serve]'") from None
     with socket.socket() as probe:
@@ -53,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"port {args.port} cannot be used: {error.strerror or error}") from None
     command = shlex.join([sys.executable, "-m", "kvtop", *(words or ["live"])])
-    Server(command, host=HOST, port=args.port, title="kvtop").serve()
+    Page(command, args.port).serve()
     return 0

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TextIO
 
+from kvtop.cli.text import cut_between
+
 PLAIN_EVERY_S = 5.0
 REDRAW_EVERY_S = 0.1
 
@@ -33,7 +35,8 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:
@@ -66,7 +69,7 @@ class ProgressLine:
             return
         if self._live:
             width = shutil.get_terminal_size().columns - 1
-            self._stream.write(f"\r\x1b[K{text[:width]}")
+            self._stream.write(f"\r\x1b[K{cut_between(text, width)}")
             self._shown = True
         else:
             self._stream.write(f"{text}\n")

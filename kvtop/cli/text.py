@@ -51,7 +51,13 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 def percent(ratio: float | None) -> str:
     """``0.4321`` as ``43.2 %``."""
-    return MISSING if ratio is None else f"{100 * ratio:.1f} %"
+    return MISSING if ratio is None else f"{100 * ratio:z.1f} %"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """``+1.2`` or ``-1.2``; what rounds to nothing has no sign: ``0.0``."""
+    text = f"{value:+z,.{digits}f}"
+    return text if any(char in "123456789" for char in text) else text[1:]
 
 
 def harmless(text: str) -> str:
@@ -72,6 +78,26 @@ def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None,
         ).rstrip()
         for line in lines
     )
+
+
+def fitting(pieces: Sequence[str], width: int | None, indent: str = "    ") -> str:
+    """Pieces one after the other; with ``width``, a new line where the next one would not fit. No piece is broken."""
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        longer = f"{lines[-1]} {piece}"
+        if width is None or len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(indent + piece.strip())
+    return "\n".join(lines)
+
+
+def cut_between(text: str, width: int) -> str:
+    """``text`` if it fits, else what fits of its parts between commas, and ``...``: half a number is a wrong one."""
+    if len(text) <= width:
+        return text
+    end = text.rfind(", ", 0, max(0, width - 2))
+    return f"{text[:end]} ..." if end > 0 else text[:width]
 
 
 def listing(entries: dict[str, str], *, indent: str = "  ", width: int | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from kvtop.cli.run_options import add_json
 from kvtop.cli.trace_options import add_trace_options, read_options, sliced
 from kvtop.cli.values import count, not_negative, positive
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.workloads.formats.base import Trace, Written
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         values = {"path": str(args.output), "format": args.to, "rows": len(trace.rows), "notices": notices}
         print(json.dumps(values, indent=2))
         return 0
-    print(f"{args.output}: {len(trace.rows):,} rows, {args.to}")
+    print(f"{args.output}: {counted(len(trace.rows), 'row')}, {args.to}")
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     return 0

@@ -47,8 +47,9 @@ def render(found: dict[str, Any]) -> str:
     sessions = found["sessions"]
     if sessions is not None:
         lines.append(
-            f"sessions    {sessions['sessions']:,}, {sessions['sub_agents']:,} sub-agents with "
-            f"{sessions['rows_of_sub_agents']:,} rows, {sessions['rows_without_session']:,} rows without a session"
+            f"sessions    {sessions['sessions']:,}, {counted(sessions['sub_agents'], 'sub-agent')} with "
+            f"{counted(sessions['rows_of_sub_agents'], 'row')}, "
+            f"{counted(sessions['rows_without_session'], 'row')} without a session"
         )
     if found["classes"]:
         lines.append("classes     " + ", ".join(f"{name} {num:,}" for name, num in found["classes"].items()))
@@ -64,7 +65,7 @@ def _arrival_lines(arrivals: dict[str, Any]) -> list[str]:
         return [f"arrivals    {arrivals['source']}"]
     most = arrivals["most_rows_at_one_time"]
     return [
-        f"{first}: {arrivals['distinct_times']:,} distinct times, up to {counted(most, 'row')} at one",
+        f"{first}: {counted(arrivals['distinct_times'], 'distinct time')}, up to {counted(most, 'row')} at one",
         f"span        {arrivals['span_s']:,.6f} s    rate {significant(arrivals['rate_per_s'], 4)} /s    "
         f"CV of gaps {significant(arrivals['gap_cv'], 4)}    longest gap {significant(arrivals['longest_gap_s'], 4)} s",
     ]
@@ -75,8 +76,9 @@ def _id_lines(ids: dict[str, Any] | None) -> list[str]:
         return ["ids         none: nothing is known about shared prefixes"]
     rounding = {"ceil": "a partial last block has one", "floor": "full blocks only", None: MISSING}[ids["rounding"]]
     seen = percent(ids["seen_before_share"])
+    tokens = counted(ids["block_tokens"], "prompt token")
     return [
-        f"ids         one for each {ids['block_tokens']} prompt tokens ({ids['rounding'] or MISSING}: {rounding})",
+        f"ids         one for each {tokens} ({ids['rounding'] or MISSING}: {rounding})",
         f"            {ids['distinct']:,} distinct of {ids['total']:,}, {seen} seen before",
     ]
 

@@ -15,16 +15,16 @@ class Plotted:
     key: str
     label: str
     meaning: str
-    counted: str
+    counted: str  # what has one value each, in the singular
 
 
 PLOTTED = {
     plotted.key: plotted
     for plotted in (
-        Plotted("ttft", "TTFT", "time to first token", "requests"),
-        Plotted("itl", "ITL", "gap between two tokens of an answer", "gaps"),
-        Plotted("tpot", "TPOT", "mean gap of an answer", "requests"),
-        Plotted("e2e", "E2E", "time from due to done", "requests"),
+        Plotted("ttft", "TTFT", "time to first token", "request"),
+        Plotted("itl", "ITL", "gap between two tokens of an answer", "gap"),
+        Plotted("tpot", "TPOT", "mean gap of an answer", "request"),
+        Plotted("e2e", "E2E", "time from due to done", "request"),
     )
 }
 

@@ -55,7 +55,7 @@ def _panel(panel: Panel, scale: str) -> Iterator[str]:
     yield from _legend(panel)
     top = _top(panel)
     levels = ((share, round(top + HEIGHT - HEIGHT * share / 100, 1)) for share in (0, 25, 50, 75, 100))
-    up = f"share of {panel.plotted.counted} at or below"
+    up = f"share of {panel.plotted.counted}s at or below"
     yield from grid(axis, axis.ticks(), levels, top, panel.plotted.label, up)
     for index, series in enumerate(panel.series):
         yield from _line(series, axis, top, index)

@@ -9,6 +9,7 @@ from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, Shown, counts, join
 from kvtop.report.latency import step_lines
 from kvtop.report.thin import ecdf
+from kvtop.workloads import words
 
 KINDS = ("alloc", "share", "free", "copy", "pin", "unpin", "publish", "unpublish", "evict")
 
@@ -34,16 +35,17 @@ def block_figures(material: Material) -> Iterator[Figure]:
         material, "block-held", "How long blocks are held", "time held", [each.held for each in found], "holds",
         "From the moment a block gets its first reference to the moment it has none (one value each time; a block that "
         "is found idle and taken again counts again), by the decision log.",
-        counts(labels, [len(each.held) for each in found], "holds"),
-        counts(labels, [each.num_held_at_end for each in found], "held at the end are not in it").removeprefix("n = "),
+        counts(labels, [len(each.held) for each in found], "hold"),
+        f"{counts(labels, [each.num_held_at_end for each in found], 'block').removeprefix('n = ')} held at the end: "
+        "not in it",
     )  # fmt: skip
     yield _figure(
         material, "block-kept", "Age of blocks at their eviction", "age at eviction", [each.kept for each in found],
         "evictions",
         "From a block's allocation to the eviction of what it held.",
-        counts(labels, [len(each.kept) for each in found], "evictions"),
-        counts(labels, [each.num_cached_at_end for each in found], "published and not evicted when the log ends: these "
-               "are older or younger, and not in it").removeprefix("n = "),
+        counts(labels, [len(each.kept) for each in found], "eviction"),
+        f"{counts(labels, [each.num_cached_at_end for each in found], 'block').removeprefix('n = ')} published and not "
+        "evicted when the log ends: older or younger, and not in it",
     )  # fmt: skip
 
 
@@ -64,7 +66,8 @@ def _figure(
     axis = charts.axis_over(value for each in ordered for value in each)
     rows = [(index, t, share) for index, each in enumerate(ordered) for t, share in ecdf(each, axis)]
     dropped = sum(int(shown.summary.manifest.get("events_dropped") or 0) for shown in runs)
-    warning = f"{dropped:,} events were dropped while recording: times around them are wrong." if dropped else ""
+    events = f"{words.counted(dropped, 'event')} {words.was(dropped)}"
+    warning = f"{events} dropped while recording: times around them are wrong." if dropped else ""
     caption = join(meaning, *(f"{text}." for text in numbers), warning, material.which_runs())
     return Figure(key, title, caption, step_lines([shown.label for shown in runs], rows, axis, across, counted))
 

@@ -19,6 +19,7 @@ from kvtop.report.latency import latency_figures
 from kvtop.report.page import Chapter, Part, render
 from kvtop.report.pool import pool_figures
 from kvtop.report.steps import step_figures
+from kvtop.workloads.words import counted
 
 LEAD = "Every figure is read from the runs' tables; what each measure means is in docs/definitions.md of kvtop."
 FOOTER = (
@@ -58,7 +59,11 @@ def make_report(paths: Sequence[Path], options: Options = DEFAULTS, trace: Path 
     Raises:
         UsageError: no run, or none that can be read.
     """
-    comparisons = compare_all(paths, options)
+    return report_of(compare_all(paths, options), trace)
+
+
+def report_of(comparisons: list[Comparison], trace: Path | None = None) -> Report:
+    """The figures of runs that were compared already."""
     groups = []
     for comparison in comparisons:
         material = Material(comparison, trace)
@@ -123,7 +128,7 @@ def _chapter(key: str, comparison: Comparison, groups: Iterable[tuple[str, list[
         parts.append(Part(title, figures=drawn))
     simulated = any(run.simulated for column in comparison.columns for run in column.runs)
     num_runs = sum(len(column.runs) for column in comparison.columns)
-    lead = f"{num_runs} run{'s' * (num_runs != 1)}, {len(labels)} configuration{'s' * (len(labels) != 1)}: "
+    lead = f"{counted(num_runs, 'run')}, {counted(len(labels), 'configuration')}: "
     return Chapter(f"Workload {comparison.workload}", lead + ", ".join(labels), simulated, parts)
 
 

@@ -10,6 +10,7 @@ from kvtop.engine.errors import KvtopError, UnknownName
 from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, join
 from kvtop.report.vega import Spec
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.plots.curves import CurvePlot
@@ -49,7 +50,8 @@ def decomposition(material: Material) -> Figure:
         for place, (name, part, _) in enumerate(PARTS):
             tokens = sum(getattr(hits, name) for hits in known)
             rows.append({"run": label, "part": part, "place": place, "share": tokens / prompt})
-        told.append(f"{label} {prompt:,} prompt tokens of {sum(hits.num_requests for hits in known):,} requests")
+        requests = counted(sum(hits.num_requests for hits in known), "request")
+        told.append(f"{label} {counted(prompt, 'prompt token')} of {requests}")
     if rows and not any(row["share"] for row in rows):
         none = f"No prompt had a prefix in common with an earlier one: {'; '.join(told)}."
         return Figure("hits", title, none, None)

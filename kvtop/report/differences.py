@@ -13,6 +13,7 @@ from kvtop.report import charts
 from kvtop.report.figure import Figure, Material, counts, join
 from kvtop.report.latency import CDF_HEIGHT
 from kvtop.report.vega import Spec
+from kvtop.workloads.words import counted
 
 PLACES = 600
 WIDE = 30.0
@@ -44,9 +45,7 @@ def by_request(material: Material, key: str) -> Figure:
     if not any(values):
         return Figure(f"differences-{key}", title, "No request has this time in both.", None)
     if not any(value for each in values for value in each):
-        same = (
-            f"Every request has the same {label} in all of them: {counts(others, [len(v) for v in values], 'pairs')}."
-        )
+        same = f"Every request has the same {label} in all of them: {counts(others, [len(v) for v in values], 'pair')}."
         return Figure(f"differences-{key}", title, same, None)
     shares = [f"{name} {_share(each)}" for name, each in zip(others, values, strict=True) if each]
     spec, compressed = _difference_spec(others, values, f"{label}, difference from {charts.names(material.labels)[0]}")
@@ -54,7 +53,7 @@ def by_request(material: Material, key: str) -> Figure:
         f"Share of requests whose {label} differs from the one under {material.labels[0]} by at most each amount: left "
         "of 0 they were faster, right of it slower.",
         "The axis is linear around 0 and logarithmic away from it." if compressed else "",
-        f"{counts(others, [len(each) for each in values], 'requests in both')}; slower: {', '.join(shares)}.",
+        f"{counts(others, [len(each) for each in values], 'request')} in both; slower: {', '.join(shares)}.",
     )
     return Figure(f"differences-{key}", title, caption, spec)
 
@@ -148,8 +147,8 @@ def changes(material: Material) -> Figure:
         reason = "No interval: it takes 3 pairs of replicates, or within one pair of runs 10 requests for a median."
         return Figure("changes", title, reason, None)
     numbers = sorted({row["n"] for row in rows})
-    noun = "pairs" if of_replicates else "requests"
-    told = f"n = {numbers[0]:,}{'' if len(numbers) == 1 else f' to {numbers[-1]:,}'} {noun}."
+    noun = "pair" if of_replicates else "request"
+    told = f"n = {'' if len(numbers) == 1 else f'{numbers[0]:,} to '}{counted(numbers[-1], noun)}."
     if not any(row[end] for row in rows for end in ("low", "high")):
         return Figure("changes", title, f"Every one of these is the same as under {material.labels[0]}: {told}", None)
     if of_replicates:

@@ -13,6 +13,7 @@ import numpy as np
 from kvtop.analysis.compare import Comparison
 from kvtop.analysis.summary import RunSummary
 from kvtop.report.vega import Spec
+from kvtop.workloads.words import counted
 
 if TYPE_CHECKING:
     from kvtop.results.load import Run
@@ -81,11 +82,12 @@ class Material:
 
 
 def counts(labels: list[str], numbers: list[int], noun: str) -> str:
-    """``n = 200 requests`` or, where they differ, ``n: fcfs 200, sjf 198 requests``."""
+    """Of a ``noun`` in the singular: ``n = 200 requests`` or, where they differ, ``n: fcfs 200, sjf 198 requests``."""
     if len(set(numbers)) == 1:
         each = " each" if len(numbers) > 1 else ""
-        return f"n = {numbers[0]:,} {noun}{each}"
-    return f"n: {', '.join(f'{label} {number:,}' for label, number in zip(labels, numbers, strict=True))} {noun}"
+        return f"n = {counted(numbers[0], noun)}{each}"
+    *others, last = zip(labels, numbers, strict=True)
+    return f"n: {''.join(f'{label} {number:,}, ' for label, number in others)}{last[0]} {counted(last[1], noun)}"
 
 
 def same(values: Iterable[Sequence[float]]) -> str:

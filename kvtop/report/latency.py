@@ -18,7 +18,7 @@ from kvtop.report.vega import Spec
 CDF_HEIGHT = 240
 ITL_INTERVALS = 240
 
-QUEUE = Plotted("queue", "queue time", "all time spent waiting, after preemptions included", "requests")
+QUEUE = Plotted("queue", "queue time", "all time spent waiting, after preemptions included", "request")
 CDFS = (PLOTTED["ttft"], QUEUE, PLOTTED["itl"], PLOTTED["tpot"], PLOTTED["e2e"])
 WHO = {
     "ttft": "from the intended arrival to the first token; requests that were cut off count as far as they got",
@@ -50,7 +50,8 @@ def cdf(material: Material, plotted: Plotted) -> Figure:
     title = f"{plotted.label}: {plotted.meaning}"
     numbers = [len(each) for each in values]
     if not any(values):
-        missing = "no recording and no tokens.parquet" if plotted.key == "itl" else f"no {plotted.counted} that have it"
+        nobody = f"no {plotted.counted}s that have it"
+        missing = "no recording and no tokens.parquet" if plotted.key == "itl" else nobody
         return Figure(plotted.key, title, f"Not reported: {missing}.", None)
     if constant := same(values):
         told = f"All of them are {constant}: {counts(labels, numbers, plotted.counted)}."
@@ -59,12 +60,12 @@ def cdf(material: Material, plotted: Plotted) -> Figure:
     rows = [(index, t, share) for index, each in enumerate(values) for t, share in ecdf(each, axis)]
     pooled = any(len(column.runs) > 1 for column in material.comparison.columns)
     caption = join(
-        f"Share of {plotted.counted} whose {plotted.label} is at or below each time: {WHO[plotted.key]}.",
+        f"Share of {plotted.counted}s whose {plotted.label} is at or below each time: {WHO[plotted.key]}.",
         f"{counts(labels, numbers, plotted.counted)}{', replicates pooled' if pooled else ''}.",
         "Values at 0 lie at the left edge of the log axis." if axis.log and min(v[0] for v in values if v) <= 0 else "",
         _medians(labels, values, "of the pooled values" if pooled else ""),
     )
-    return Figure(plotted.key, title, caption, step_lines(labels, rows, axis, plotted.label, plotted.counted))
+    return Figure(plotted.key, title, caption, step_lines(labels, rows, axis, plotted.label, f"{plotted.counted}s"))
 
 
 def _medians(labels: list[str], values: list[list[float]], of: str) -> str:
@@ -114,13 +115,13 @@ def itl_over_time(material: Material) -> Figure:
     if not rows:
         return Figure("itl-time", title, "Not reported: no recording and no tokens.parquet, or no gap.", None)
     if constant := same([sorted(row[2:]) for row in rows]):
-        told = f"All gaps are {constant}: {counts(shown, numbers, 'gaps')}."
+        told = f"All gaps are {constant}: {counts(shown, numbers, 'gap')}."
         return Figure("itl-time", title, join(told, material.which_runs()), None)
     axis = charts.axis_over(value for row in rows for value in row[2:])
     caption = join(
         f"Gaps between the tokens of an answer that ended in each of {ITL_INTERVALS} equal stretches of the run: their "
         "median and their longest. A stretch without a gap has no point.",
-        f"{counts(shown, numbers, 'gaps')}.",
+        f"{counts(shown, numbers, 'gap')}.",
         material.which_runs(),
     )
     return Figure("itl-time", title, caption, _itl_spec(shown, rows, axis))

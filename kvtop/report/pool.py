@@ -64,7 +64,7 @@ def _kept(steps: dict[str, np.ndarray], *columns: np.ndarray) -> tuple[np.ndarra
 def _thinned(material: Material, thinned: list[Thinned], which: str) -> str:
     labels = [shown.label for shown in material.first_runs]
     if all(each.interval is None for each in thinned):
-        return f"{counts(labels, [len(each.rows) for each in thinned], 'steps')}, all drawn."
+        return f"{counts(labels, [len(each.rows) for each in thinned], 'step')}, all drawn."
     return f"Thinned: of each of {INTERVALS} equal stretches of a run the steps with the {which}."
 
 

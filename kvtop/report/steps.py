@@ -58,7 +58,7 @@ def breakdown(material: Material) -> Figure:
         "From the start of the first step to the end of the last: planning (start to planned), device (what the "
         "executor reports), the rest of each step (accounting, sampling, transfers), and the time between steps, with "
         "and without sequences that run or wait.",
-        f"{counts([shown.label for shown in runs], numbers, 'steps')}.",
+        f"{counts([shown.label for shown in runs], numbers, 'step')}.",
         virtual if material.simulated else "",
         material.which_runs(),
     )
@@ -100,8 +100,7 @@ def lengths(material: Material) -> Figure:
     axis = charts.axis_over(value for *_, each in values for value in each)
     rows = [(index, kind, t, share) for index, kind, each in values for t, share in ecdf(each, axis)]
     numbers = [
-        f"{KINDS[kind]}: {counts(labels, [len(each) for _, k, each in values if k == kind], 'steps')}"
-        for kind in (0, 1)
+        f"{KINDS[kind]}: {counts(labels, [len(each) for _, k, each in values if k == kind], 'step')}" for kind in (0, 1)
     ]
     caption = join(
         "Share of steps that took at most each time, from the start of planning to the end of accounting; above, steps "

@@ -10,7 +10,7 @@ from kvtop.analysis.compare import CONFIGURATION, Comparison
 from kvtop.analysis.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, class_measures
 from kvtop.analysis.memory_report import ROWS
 from kvtop.analysis.paired import Differences, PairedMetric
-from kvtop.analysis.replicates import LOG_RATIO, ReplicateTest
+from kvtop.analysis.replicates import FOR_A_VERDICT, LOG_RATIO, ReplicateTest
 from kvtop.cli.comparison_cells import format_change, format_p, format_relative, format_unit, from_to, signed_ns
 from kvtop.cli.text import MISSING, format_ns, percent
 from kvtop.report.html import Row, pairs, table
@@ -149,7 +149,7 @@ def _test_row(test: ReplicateTest) -> Row:
 def verdict(test: ReplicateTest) -> str:
     """What may be said: nothing without a p-value that was adjusted for the number of tests."""
     if test.change is None or test.p_holm is None:
-        return "none: too few pairs"
+        return "none: too few pairs" if test.n < FOR_A_VERDICT else "none: no spread"
     if test.p_holm >= ALPHA:
         return "no difference shown"
     return "higher" if test.change.estimate > 0 else "lower"

@@ -38,7 +38,7 @@ def _library() -> Any:
         import vl_convert
     except ImportError:
         raise UsageError(
-            "kvtop report draws with vl-convert, which is not installed: pip install 'kvtop[report]'"
+            "reports are drawn with vl-convert, which is not installed: pip install 'kvtop[report]'"
         ) from None
     return vl_convert
 

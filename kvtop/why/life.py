@@ -11,7 +11,8 @@ from kvtop.why.facts import Row
 from kvtop.why.lines import Chunk, Gaps, Line, Return, Said, minus
 from kvtop.why.log import Log
 from kvtop.why.waits import Wait, stretches, tell
-from kvtop.why.words import ending, many, match_end, rejection
+from kvtop.why.words import ending, match_end, rejection
+from kvtop.workloads.words import counted
 
 DROPPED = "dropped"  # status of a run whose events a reader could not follow
 
@@ -72,7 +73,7 @@ class Life:
         if row["kind"] == "known":
             self.num_known, self.num_computed = row["known_tokens"], row["computed_tokens"]
             numbers = {"state": row["state"], "output_tokens": self.num_known - self._num_prompt}
-            text += f"; {row['state']}, after {many(numbers['output_tokens'], 'token')}"
+            text += f"; {row['state']}, after {counted(numbers['output_tokens'], 'token')}"
             if row["state"] != "running":
                 self.wait = Wait(self.seq_id, step, None, t_ns, None)
         self.say("log_begins", step, t_ns, (text, numbers))
@@ -244,7 +245,7 @@ class Life:
         self._hand_on(child, step, step + 1 if self.emitted[-1:] == [step] else step)
         if child.seq_id == self.log.facts.name:
             output = self.num_known - self._num_prompt
-            text = f"branches off {self.seq_id}, with {many(output, 'token')} of output so far"
+            text = f"branches off {self.seq_id}, with {counted(output, 'token')} of output so far"
             child.say("born", step, self.log.done(step), (text, {"parent": self.seq_id, "output_tokens": output}))
 
     def take_in(self, child: Life, step: int) -> None:
@@ -300,7 +301,7 @@ class Life:
             said = lines.restarts(rows)
             self.say("restarted", rows[0]["step"], log.done(rows[0]["step"]), said)
         if rows := self.switched:
-            text = f"{many(len(rows), 'block')} computed by somebody else too: switched to the one published first"
+            text = f"{counted(len(rows), 'block')} computed by somebody else too: switched to the one published first"
             self.say("deduplicated", rows[0]["step"], log.done(rows[0]["step"]), (text, {"blocks": len(rows)}))
         if rows := self.evictions:
             missed = [(who, step) for who, step in log.missed.get(self.seq_id, []) if step >= rows[0]["step"]]
@@ -329,8 +330,9 @@ class Life:
         text += " while it waited" if waiting else ""
         text += f", E2E {format_ns(e2e)}" if e2e is not None else ""
         if self.num_preemptions:
-            tokens = f"; {many(self.lost_tokens, 'token')} computed again" if self.lost_tokens else ""
-            text += f", of which {format_ns(self.lost_ns)} lost to {many(self.num_preemptions, 'preemption')}{tokens}"
+            tokens = f"; {counted(self.lost_tokens, 'token')} computed again" if self.lost_tokens else ""
+            text += f", of which {format_ns(self.lost_ns)} lost to "
+            text += counted(self.num_preemptions, "preemption") + tokens
             text += " since the log begins" if self.late else ""
         numbers: dict[str, Any] = {"reason": reason, "output_tokens": row["num_tokens"] or 0, "e2e_ns": e2e}
         numbers |= {"state": "waiting" if waiting else "running", **self._gaps(self.emitted).as_json()}
@@ -355,7 +357,7 @@ class Life:
         text = f"{state} now" if going_on else f"cut off by the end of the run while {state}"
         text = f"the log breaks off here, events were dropped: {state}" if status == DROPPED else text
         output = self.num_known - self._num_prompt
-        said = f"{text}, after {many(output, 'token')}", {"output_tokens": output, "state": state}
+        said = f"{text}, after {counted(output, 'token')}", {"output_tokens": output, "state": state}
         self.say("now" if going_on else "cut_off", last.step if last else None, last.t_done_ns if last else None, said)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from kvtop.cli.text import format_ns
 from kvtop.why.facts import Row
-from kvtop.why.words import lasting, listed, many, span
+from kvtop.why.words import lasting, listed, span
+from kvtop.workloads.words import counted
 
 Said = tuple[str, dict[str, Any]]
 """A text and its numbers."""
@@ -95,8 +96,8 @@ def minus(end: int | None, start: int | None) -> int | None:
 def arrival(request: Row, num_prompt: int) -> Said:
     lag = minus(request.get("t_submit_ns"), request.get("t_sched_ns"))
     asked, n = request.get("requested_output_tokens"), request.get("n") or 1
-    parts = [many(num_prompt, "prompt token")]
-    parts += [f"up to {many(asked, 'token')} to come"] if asked else []
+    parts = [counted(num_prompt, "prompt token")]
+    parts += [f"up to {counted(asked, 'token')} to come"] if asked else []
     parts += [f"{n} branches"] if n > 1 else []
     parts += [f"priority {request['priority']}"] if request.get("priority") else []
     parts += [f"tenant {request['tenant']}"] if request.get("tenant") else []
@@ -108,9 +109,9 @@ def arrival(request: Row, num_prompt: int) -> Said:
 
 def admission(row: Row, cached: int, shared_blocks: int) -> Said:
     known, need, have = row["num_tokens"], row.get("need_blocks"), row.get("have_blocks")
-    text = f"admitted: {cached:,} of {many(known, 'token')} cached, {known - cached:,} to compute"
+    text = f"admitted: {cached:,} of {counted(known, 'token')} cached, {known - cached:,} to compute"
     if need is not None and have is not None:
-        text += f"; {many(need, 'block')} needed, {have:,} available"
+        text += f"; {counted(need, 'block')} needed, {have:,} available"
     numbers = {"known_tokens": known, "cached_tokens": cached, "shared_blocks": shared_blocks}
     return text, {**numbers, "need": need, "have": have}
 
@@ -118,8 +119,8 @@ def admission(row: Row, cached: int, shared_blocks: int) -> Said:
 def prefill(chunks: Sequence[Chunk]) -> Said:
     total, counts = sum(c.count for c in chunks), [c.count for c in chunks]
     how = " + ".join(f"{count:,}" for count in counts) if len(counts) <= 6 else f"up to {max(counts):,} at once"
-    pieces = f" in {many(len(chunks), 'chunk')} ({how})" if len(chunks) > 1 else ""
-    text = f"prefill: {many(total, 'token')} computed{pieces}, {span(chunks[0].step, chunks[-1].step)}"
+    pieces = f" in {counted(len(chunks), 'chunk')} ({how})" if len(chunks) > 1 else ""
+    text = f"prefill: {counted(total, 'token')} computed{pieces}, {span(chunks[0].step, chunks[-1].step)}"
     told = [{"step": c.step, "start": c.start, "count": c.count} for c in chunks]
     return text, {"computed_tokens": total, "chunks": told}
 
@@ -139,18 +140,18 @@ def first_token(request: Row, t_ns: int | None, work: str = "prefill") -> Said:
 
 def decode(steps: Sequence[int], gaps: Gaps, prompt_tokens: int) -> Said:
     """Tokens of ``steps``. ``prompt_tokens``: what the step of the longest gap computed beside them."""
-    text = f"decode: {many(len(steps), 'token')}, {span(steps[0], steps[-1])}"
+    text = f"decode: {counted(len(steps), 'token')}, {span(steps[0], steps[-1])}"
     if gaps.mean_ns is not None and gaps.longest_ns is not None:
         text += f", ITL mean {format_ns(gaps.mean_ns)}"
         if gaps.longest_ns > 1.5 * gaps.mean_ns:
-            also = f", which also computed {many(prompt_tokens, 'prompt token')}" if prompt_tokens else ""
+            also = f", which also computed {counted(prompt_tokens, 'prompt token')}" if prompt_tokens else ""
             text += f", longest {format_ns(gaps.longest_ns)} (step {gaps.worst:,}{also})"
     return text, {"tokens": len(steps), "first_step": steps[0], "last_step": steps[-1], **gaps.as_json()}
 
 
 def search(steps: Sequence[int]) -> Said:
     """Rows that a beam computed for its group to choose from."""
-    text = f"beam search: candidates after {many(len(steps), 'token')}, {span(steps[0], steps[-1])}"
+    text = f"beam search: candidates after {counted(len(steps), 'token')}, {span(steps[0], steps[-1])}"
     return text, {"rows": len(steps), "first_step": steps[0], "last_step": steps[-1]}
 
 
@@ -166,14 +167,14 @@ def preemption(row: Row, seq_id: str, host_tokens: int) -> Said:
     lost, blocks, other = row["num_tokens"] or 0, row.get("need_blocks") or 0, str(row["other"])
     whom = "gave way itself, as the last in order: it" if other == seq_id else f"preempted for {other}, which"
     cost = (
-        f"{many(host_tokens, 'computed token')} kept in host memory"
+        f"{counted(host_tokens, 'computed token')} kept in host memory"
         if host_tokens
-        else f"{many(lost, 'computed token')} thrown away"
+        else f"{counted(lost, 'computed token')} thrown away"
     )
     why = f"{whom} needed a block when none was left"
     if row["reason"] == "beams":
         why = f"made room for {other}, the beam of its request that it waited for, when nobody could go on"
-    text = f"{why}; {cost}, {many(blocks, 'block')} given back"
+    text = f"{why}; {cost}, {counted(blocks, 'block')} given back"
     return text, {"other": other, "lost_tokens": lost, "swapped_tokens": host_tokens, "released_blocks": blocks}
 
 
@@ -184,11 +185,11 @@ def way_back(back: Return, away_ns: int | None, lost_ns: int | None, until: int,
     source = "host memory" if back.host_tokens else "the cache"
     text = (
         f"{'started' if back.born else 'resumed'} after {lasting(away_ns, away_steps)}: "
-        f"{many(back.restored, 'token')} restored from {source}, {back.recomputed:,} computed again"
+        f"{counted(back.restored, 'token')} restored from {source}, {back.recomputed:,} computed again"
     )
-    text += f" in {many(back.num_chunks, 'chunk')}" if back.recomputed else ""
+    text += f" in {counted(back.num_chunks, 'chunk')}" if back.recomputed else ""
     if lost_ns is not None:
-        tokens = f"{many(back.recomputed, 'token')} and " if back.recomputed and not back.born else ""
+        tokens = f"{counted(back.recomputed, 'token')} and " if back.recomputed and not back.born else ""
         text += f"; lost {tokens}{format_ns(lost_ns)}" + (", and not yet back where it was" if again else "")
     numbers = {
         "preempted_step": None if back.born else back.step,
@@ -218,8 +219,8 @@ def evictions(rows: Sequence[Row], seq_id: str, missed: Sequence[tuple[str, int]
     names = {None: "an owner the log does not name", seq_id: "its own"}
     whose = [f"{count:,} of {names.get(name, name)}" for name, count in owners.most_common()]
     idle = sorted(row.get("idle_steps") or 0 for row in rows)
-    unused = many(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {idle[-1]:,} steps"
-    text = f"evicted {many(len(rows), 'cached block')} to get room, {span(first, last)}: {listed(whose, 5)}"
+    unused = counted(idle[0], "step") if idle[0] == idle[-1] else f"{idle[0]:,} to {idle[-1]:,} steps"
+    text = f"evicted {counted(len(rows), 'cached block')} to get room, {span(first, last)}: {listed(whose, 5)}"
     text += f"; unused for {unused}"
     if missed:
         text += f"; missed later by {listed([f'{who} (step {step:,})' for who, step in missed])}"
@@ -237,7 +238,7 @@ def displaced(rows: Sequence[Row]) -> Said:
     """Others that were preempted for this sequence."""
     lost, blocks = (sum(row.get(key) or 0 for row in rows) for key in ("num_tokens", "need_blocks"))
     who = listed([f"{row['request_id']} (step {row['step']:,})" for row in rows])
-    text = f"preempted {who} to get room: {many(blocks, 'block')} taken back, {many(lost, 'computed token')} lost"
+    text = f"preempted {who} to get room: {counted(blocks, 'block')} taken back, {counted(lost, 'computed token')} lost"
     told = [{"request_id": r["request_id"], "step": r["step"], "lost_tokens": r["num_tokens"] or 0} for r in rows]
     return text, {"preempted": told, "lost_tokens": lost, "released_blocks": blocks}
 
@@ -245,7 +246,7 @@ def displaced(rows: Sequence[Row]) -> Said:
 def branches(children: Mapping[str, int]) -> Said:
     """Branches born in one step, with the blocks each shares with its parent."""
     shared = sorted(set(children.values()))
-    blocks = many(shared[0], "block") if len(shared) == 1 else f"{shared[0]:,} to {shared[-1]:,} blocks"
+    blocks = counted(shared[0], "block") if len(shared) == 1 else f"{shared[0]:,} to {shared[-1]:,} blocks"
     waiting = [child for child, count in children.items() if not count]
     text = f"branches into {listed(list(children), 5)}, sharing {blocks} with each"
     text += f"; no seat or room yet for {listed(waiting)}" if waiting else ""

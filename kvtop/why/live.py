@@ -9,7 +9,7 @@ from kvtop.state.model import RunState
 from kvtop.state.request_logs import Entry, RequestLog
 from kvtop.why.facts import Facts, Row, StepTimes, decision_row, owner_of, request_row
 from kvtop.why.life import DROPPED
-from kvtop.why.words import many
+from kvtop.workloads.words import counted
 
 _ENDS = ("complete", "interrupted", "failed")
 
@@ -38,7 +38,7 @@ def gaps_of(state: RunState, log: RequestLog) -> list[str]:
 
 def _end_of(log: RequestLog) -> str:
     end = log.end
-    return f" It ended ({end.finish_reason}) after {many(end.output_tokens, 'token')}." if end is not None else ""
+    return f" It ended ({end.finish_reason}) after {counted(end.output_tokens, 'token')}." if end is not None else ""
 
 
 def _request(log: RequestLog) -> Row:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from kvtop.why.explain import explain
 from kvtop.why.facts import Facts, Row, StepTimes
 from kvtop.why.lines import Line
+from kvtop.workloads.words import counted
 
 KINDS = ("late", "queue", "prefill", "decode", "preempted", "redo")
 
@@ -120,17 +121,17 @@ def _prefill(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
 def _decode(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
     first, last, count = line.numbers["first_step"], line.numbers["last_step"], line.numbers["tokens"]
     start = steps[first].t_start_ns if first in steps else line.t_ns or 0
-    return [Phase("decode", start, _done(steps, last, line.t_ns), first, f"{count:,} token{'s' * (count != 1)}")]
+    return [Phase("decode", start, _done(steps, last, line.t_ns), first, counted(count, "token"))]
 
 
 def _preempted(line: Line, steps: Mapping[int, StepTimes]) -> list[Phase]:
     n = line.numbers
     cost = (
-        f"{n['lost_tokens']:,} tokens lost"
+        f"{counted(n['lost_tokens'], 'token')} lost"
         if n["lost_tokens"]
-        else f"{n['swapped_tokens']:,} tokens kept in host memory"
+        else f"{counted(n['swapped_tokens'], 'token')} kept in host memory"
     )
-    text = f"for {n['other']}; {n['released_blocks']:,} blocks given back, {cost}"
+    text = f"for {n['other']}; {counted(n['released_blocks'], 'block')} given back, {cost}"
     return [Phase("preempted", line.t_ns or 0, line.t_ns or 0, line.step, text)]
 
 

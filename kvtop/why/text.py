@@ -6,6 +6,7 @@ import textwrap
 
 from kvtop.why.facts import Facts
 from kvtop.why.lines import Line
+from kvtop.workloads.words import counted
 
 _HEADER = ("time", "step", "")
 _NARROWEST = 30  # cells for the words; with less they are not wrapped
@@ -46,7 +47,7 @@ def title(facts: Facts) -> str:
     run = facts.run
     words = [str(run[key]) for key in ("workload", "policy", "allocator") if run.get(key)]
     if run.get("num_blocks") and run.get("block_size_tokens"):
-        words.append(f"{run['num_blocks']:,} blocks of {run['block_size_tokens']} tokens")
+        words.append(f"{counted(run['num_blocks'], 'block')} of {counted(run['block_size_tokens'], 'token')}")
     if run.get("clock") == "virtual":
         words.append("simulated time")
     return f"request {facts.name}" + (f"  ({', '.join(words)})" if words else "")

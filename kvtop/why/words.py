@@ -6,22 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtop.cli.text import format_ns
-
-
-def many(count: int, word: str) -> str:
-    """``1 block``, ``2 blocks``, ``3 copies``."""
-    if count == 1:
-        return f"1 {word}"
-    return f"{count:,} {word[:-1]}ies" if word.endswith("y") else f"{count:,} {word}s"
+from kvtop.workloads.words import counted, was
 
 
 def were(count: int) -> str:
-    return f"{count:,} was" if count == 1 else f"{count:,} were"
+    return f"{count:,} {was(count)}"
 
 
 def lasting(duration_ns: int | None, num_steps: int) -> str:
     """``120 ms (12 steps)``; the steps alone where times are not known."""
-    steps = many(num_steps, "step")
+    steps = counted(num_steps, "step")
     return steps if duration_ns is None else f"{format_ns(duration_ns)} ({steps})"
 
 
@@ -42,11 +36,11 @@ def refusal(
     """Why somebody at the head of the queue was not admitted."""
     need, have = need or 0, have or 0
     if reason == "no_blocks":
-        return f"no room: {many(need, 'block')} needed, {were(have)} available{_held_most(other, held)}"
+        return f"no room: {counted(need, 'block')} needed, {were(have)} available{_held_most(other, held)}"
     if reason == "no_hole":
-        return f"no hole: {many(need, 'block')} needed in one piece, {were(have)} free{_held_most(other, held)}"
+        return f"no hole: {counted(need, 'block')} needed in one piece, {were(have)} free{_held_most(other, held)}"
     if reason == "pinned":
-        return f"pinned blocks: {many(need, 'block')} needed, {were(have)} available without those that are pinned"
+        return f"pinned blocks: {counted(need, 'block')} needed, {were(have)} available without those that are pinned"
     if reason == "seats":
         return f"no seat: all {have:,} were taken (max_num_seqs)"
     if reason == "budget":
@@ -62,7 +56,7 @@ def refusal(
 def _held_most(other: str | None, held: int | None) -> str:
     if not other:
         return ""
-    return f"; {other} held most ({many(held, 'block')})" if held else f"; {other} held most"
+    return f"; {other} held most ({counted(held, 'block')})" if held else f"; {other} held most"
 
 
 def _budget(need: int, have: int, run: Mapping[str, Any]) -> str:
@@ -79,7 +73,7 @@ def match_end(
     from_host: int = 0,
 ) -> str:  # fmt: skip
     """Where the prefix match of an admission ended, and why. ``from_host``: of ``cached``, what the host tier had."""
-    found = f"prefix: {cached:,} of {many(prompt, 'prompt token')} found in the cache"
+    found = f"prefix: {cached:,} of {counted(prompt, 'prompt token')} found in the cache"
     if from_host:
         found += f", {'all' if from_host == cached else f'{from_host:,}'} of them in host memory"
     if reason == "cache_off":
@@ -96,9 +90,11 @@ def match_end(
 def _why_missed(reason: str, which: str, other: str | None, age_steps: int | None) -> str:
     """``which`` block the match ended at."""
     if reason == "evicted":
-        ago = "before" if age_steps is None else f"{many(age_steps, 'step')} before"
+        ago = "before" if age_steps is None else f"{counted(age_steps, 'step')} before"
         if other == "reset":
             return f"a reset of the cache had dropped the {which} block {ago}"
+        if other == "limit":
+            return f"the {which} block had been evicted {ago}, when the pool was made smaller"
         if other == "forced":
             return f"the {which} block had been evicted by hand {ago}"
         return f"the {which} block had been evicted {ago}" + (f", for {other}" if other else "")
@@ -112,7 +108,7 @@ def _why_missed(reason: str, which: str, other: str | None, age_steps: int | Non
 
 def ending(reason: str, output: int, request: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     """Why a sequence ended after ``output`` tokens."""
-    tokens = many(output, "token")
+    tokens = counted(output, "token")
     if reason == "length":
         if output == request.get("requested_output_tokens"):
             return f"ended with {'all' if output > 1 else 'the'} {tokens} it asked for"
@@ -132,7 +128,7 @@ def rejection(reason: str | None, prompt: int, error: str, run: Mapping[str, Any
     if reason == "RequestTooLong":
         limit = run.get("max_model_len")
         most = f"at most {limit - 1:,} are served" if limit else "more than can be served"
-        return f"rejected at submission: {many(prompt, 'prompt token')}, {most}"
+        return f"rejected at submission: {counted(prompt, 'prompt token')}, {most}"
     if error:
         return f"rejected at submission: {error}"
     return "rejected at submission: " + {"QueueFull": "the queue was full"}.get(str(reason), "the request is not valid")

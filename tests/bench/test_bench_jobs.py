@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench_process import kvtop, manifest, run_dirs
+from made_runs import simple_run
 
 from kvtop.bench import Outcome, is_virtual, point_labels
 from kvtop.bench.progress import Progress
@@ -15,7 +16,9 @@ from kvtop.cli.bench_report import overall_text, report_outcome
 from kvtop.cli.bench_runs import Bench
 from kvtop.cli.main import main
 from kvtop.cli.parser import Parser
+from kvtop.cli.text import cut_between
 from kvtop.engine.errors import UsageError
+from kvtop.engine.events import Notice
 from kvtop.results.manifest import build_manifest
 from kvtop.results.rundir import run_dir_name
 from kvtop.run.spec import RunSpec
@@ -101,6 +104,43 @@ def test_the_progress_line_tells_one_run_in_full_and_of_several_how_far_they_are
     other = Progress("lpm default", notice="loading the model")
     assert overall_text([one], 1, 5).startswith("[2/5] fcfs default: 4/9 done")
     assert overall_text([one, other], 1, 5) == "[1/5 ended] 2 running: fcfs default 4/9, lpm default loading the model"
+    one.fold(Notice(t_ns=0, text="writing the tables"))
+    assert overall_text([one, other], 1, 5).endswith(
+        "fcfs default 4/9 writing the tables, lpm default loading the model"
+    )
+
+
+@pytest.mark.parametrize("width", [None, 40, 80])
+def test_the_line_of_a_run_fits_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    """In a file it stays one line, which grep finds."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.chdir(tmp_path)
+    simple_run(Path("out"))
+    assert report_outcome("[1/2] ", Outcome("fcfs default", Path("out"), "complete"))
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(" ".join(lines).split()).startswith("[1/2] fcfs default: complete, 3/3 ok, TTFT p50 100 ms, ")
+    assert lines[-1].endswith("-> out")
+    if width is None:
+        assert len(lines) == 1
+    else:
+        assert len(lines) > 1
+        assert max(map(len, lines)) <= width
+        assert all(line.startswith("    ") for line in lines[1:])
+
+
+def test_a_progress_line_ends_between_its_parts() -> None:
+    text = "[1/2] fcfs default: 4/9 done, 3 running, 5 waiting, step 12,345, 2.0 s"
+    assert cut_between(text, len(text)) == text
+    for width in range(32, len(text)):
+        found = cut_between(text, width)
+        assert len(found) <= width
+        assert found.endswith(" ...")
+        assert text.startswith(found.removesuffix(" ...") + ", ")
+    assert cut_between("no comma in this", 5) == "no co"
 
 
 def test_of_a_run_that_was_interrupted_while_loading_there_is_nothing_to_tell(

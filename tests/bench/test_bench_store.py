@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import polars as pl
 import pytest
 from bench_process import run_dirs
 from made_runs import simple_run
@@ -20,6 +22,7 @@ from kvtop.cli.main import main
 from kvtop.engine.errors import UsageError
 from kvtop.results.identity import point_identity
 from kvtop.results.rundir import run_dir_name
+from kvtop.results.runs_table import write_runs
 from kvtop.run.spec import RunSpec
 from kvtop.workloads.load import load_workload
 from kvtop.workloads.spec import WorkloadSpec
@@ -116,7 +119,7 @@ def test_a_bench_can_keep_its_runs_in_a_store(url: str, tmp_path: Path, capsys: 
     assert "TTFT p99" in out
     if url.startswith("memory"):
         assert f"-> {url}/{local.name}" in out
-        assert names(url) == sorted(f"{local.name}/{path.name}" for path in local.iterdir())
+        assert names(url) == sorted([*(f"{local.name}/{path.name}" for path in local.iterdir()), "runs.parquet"])
     assert main([*words, "-o", url]) == 2
     capsys.readouterr()
     assert main([*words, "-o", url, "--resume", "--json"]) == 0
@@ -125,6 +128,44 @@ def test_a_bench_can_keep_its_runs_in_a_store(url: str, tmp_path: Path, capsys: 
     assert found["runs"][0]["run"].endswith(local.name)
     (comparison,) = found["comparisons"]
     assert len(comparison["columns"]) == 1
+
+
+def runs_of(url: str) -> pl.DataFrame:
+    files, root = fsspec.core.url_to_fs(url)
+    return pl.read_parquet(io.BytesIO(files.cat_file(f"{root}/runs.parquet")))
+
+
+def test_the_table_of_runs_in_a_store_is_that_of_a_folder(url: str, tmp_path: Path) -> None:
+    """Runs that others have put there have rows too; what is no run, or breaks off before its manifest, has none."""
+    store = Store(url)
+    store.check_writable()
+    store.write_runs()
+    assert runs_of(url).height == 0
+    for name in ("b", "a"):
+        store.upload(simple_run(tmp_path / "local" / name, policy=name), name)
+    files, root = fsspec.core.url_to_fs(url)
+    for name, data in (("half/steps.parquet", b"PAR1"), ("broken/run.json", b"{"), ("notes.txt", b"run")):
+        files.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        files.pipe_file(f"{root}/{name}", data)
+    store.write_runs()
+    assert write_runs(tmp_path / "local") == 2
+    found = runs_of(url)
+    assert found["run_dir"].to_list() == ["a", "b"]
+    assert found["policy"].to_list() == ["a", "b"]
+    assert found.equals(pl.read_parquet(tmp_path / "local" / "runs.parquet"))
+
+
+def test_a_store_that_refuses_the_table_of_runs_is_one_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Store, name: str, data: bytes) -> None:
+        raise StoreError(f"{self.url}/{name}: cannot write: it is full")
+
+    monkeypatch.setattr(Store, "write", refuse)
+    words = ["bench", "-w", "poisson-shared-prefix", "--executor", "null", "--limit", "3", "-p", "fcfs", "-o", url]
+    is_local = url.startswith("file")  # a folder of this machine is written into without a store
+    assert main(words) == (0 if is_local else 1)
+    assert ("kvtop: " + url + "/runs.parquet: cannot write: it is full\n" in capsys.readouterr().err) is not is_local
 
 
 def test_a_store_of_objects_is_not_asked_for_folders(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from kvtop.analysis.run_measures import ASKED_COLUMNS, asked
 from kvtop.analysis.stats import Distribution
 from kvtop.analysis.summary import RunSummary, load_run
 from kvtop.cli.comparison import render
+from kvtop.report.tables import verdict
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,34 @@ def test_simulated_replicates_of_one_trace_are_one_run_repeated(base: RunSummary
     runs = [made(base, p, r, ms, workload="trace") for p, ms in (("fcfs", 100), ("lpm", 80)) for r in range(5)]
     comparison = compare_runs(runs)
     assert all(test.change is None for test in comparison.statistics[1].tests)
-    assert any("one run repeated" in note for note in comparison.notes)
+    (note,) = [note for note in comparison.notes if "one run repeated" in note]
+    assert "(fcfs 5, lpm 5): one of each is taken" in note
     assert "95 % interval" not in render(comparison)
+    alone = compare_runs([run for run in runs if run.manifest["replicate"] == 0])
+    assert comparison.statistics[1].paired == alone.statistics[1].paired
+    assert comparison.as_json()["columns"][0]["n"] == alone.as_json()["columns"][0]["n"], "counted once"
+
+
+def test_replicates_that_came_out_otherwise_are_all_kept(base: RunSummary) -> None:
+    """The same requests, and still another result: chance has a part in it, and nothing is thrown away."""
+    later = [replace(request, e2e=(request.e2e or 0) + MS) for request in base.requests]
+    runs = [made(base, "fcfs", r, 100, workload="trace") for r in range(3)]
+    runs[1] = replace(runs[1], requests=later)
+    comparison = compare_runs(runs)
+    assert len(comparison.columns[0].runs) == 3
+    assert not any("one of each" in note for note in comparison.notes)
+
+
+def test_a_change_that_is_the_same_in_every_pair_has_no_p_value(base: RunSummary) -> None:
+    """By hand: each is 0.8 of the one before; the logarithms differ in their last digits, which is no spread."""
+    before = (100, 50, 30, 7, 11)
+    logs = {math.log(0.8 * ms * MS / (ms * MS)) for ms in before}
+    assert len(logs) > 1, "else this tests nothing"
+    test = pair(base, before, tuple(0.8 * ms for ms in before)).statistics[1].tests[0]
+    assert test.change is not None
+    assert (test.n, test.change.p, test.p_holm) == (5, None, None)
+    assert test.change.low == test.change.high == pytest.approx(-0.2)
+    assert verdict(test) == "none: no spread"
 
 
 def test_replicates_of_a_recorded_trace_are_known_although_their_seeds_differ(tmp_path: Path) -> None:

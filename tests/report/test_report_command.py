@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -113,3 +115,42 @@ def test_an_interrupted_run_without_a_step_still_has_a_page(tmp_path: Path) -> N
     text = (tmp_path / "out.html").read_text()
     assert "interrupted, figures cover what was finished" in text
     assert "No step was recorded." in text
+
+
+def test_compare_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_run(tmp_path / "runs" / "a")
+    small_run(tmp_path / "runs" / "b", policy="sjf", slower_ms=7)
+    report, page = tmp_path / "report.html", tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "runs"), "--html", str(report)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "runs"), "--html", str(page), "--json"]) == 0
+    found = capsys.readouterr()
+    assert found.err == f"kvtop: report written to {page}\n"
+    assert found.out.startswith("["), "--json is alone on stdout"
+    assert page.read_bytes() == report.read_bytes()
+
+
+def test_a_page_of_compare_holds_its_gates(tmp_path: Path) -> None:
+    small_run(tmp_path / "runs" / "a")
+    small_run(tmp_path / "runs" / "b", policy="sjf", slower_ms=7)
+    page = tmp_path / "page.html"
+    words = ["compare", str(tmp_path / "runs"), "--html", str(page), "--fail-on", "e2e_p50>+1%"]
+    assert main(words) == 1, "a gate that tripped"
+    data = re.search(r'id="comparisons">(.*?)</script>', page.read_text(), re.S)
+    assert data is not None
+    assert [gate["failed"] for gate in json.loads(data[1])[0]["gates"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--html", "{tmp}/no/such/out.html"], "there is no directory"), (["--html", "{tmp}/out.html"], "not comparable")],
+)
+def test_compare_writes_no_page_where_it_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    small_run(tmp_path / "a")
+    small_run(tmp_path / "c", block_size_tokens=32)
+    words = [option.format(tmp=tmp_path) for option in options]
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out.html").exists()
