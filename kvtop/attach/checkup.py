@@ -104,6 +104,9 @@ def _caching(source: str, engines: list[EngineSample], kind: str) -> Check:
 def check_events(endpoints: list[str], replays: list[str], *, wait_s: float, kinds: set[str]) -> list[Check]:
     """Whether somebody listens, and whether an event comes within ``wait_s``."""
     flag = KV_CONFIG_SGLANG if kinds == {"sglang"} else KV_CONFIG
+    if not endpoints and kinds == {"kvtop"}:
+        remedy = "its own screen shows every block: kvtop serve-api --tui"
+        return [Check("KV events", "events", MISSING, "kvtop's own server publishes none", remedy)]
     if not endpoints:
         found = "not listened to: no prefix tree, no evictions, no block map"
         return [Check("KV events", "events", MISSING, found, f"server: {flag}; kvtop: --kv-events tcp://HOST:5557")]

@@ -3,6 +3,7 @@
 A message is three frames: topic, an 8-byte big-endian sequence number, a msgpack batch. The batch is an array
 ``[time, events, rank?]`` or a map; so is each event: ``["BlockStored", hashes, parent, tokens, block_size, ...]`` or
 ``{"type": "BlockStored", ...}``. What follows the first fields, or is left out, differs from release to release.
+SGLang's form is that of its python/sglang/srt/disaggregation/kv_events.py: arrays, and a batch that may have no rank.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ class Stored(NamedTuple):
     block_size: int
     medium: str
     group: int
+    extras: list[Any] = []  # of each block: what is hashed beside its tokens (a salt, an image)
+    adapter: Any = None
+
+    def extra_of(self, index: int) -> str | None:
+        """What tells block ``index`` from another one of the same tokens; None: nothing does."""
+        own = self.extras[index] if index < len(self.extras) else None
+        return repr((self.adapter, own)) if self.adapter is not None or own else None
 
 
 class Removed(NamedTuple):
@@ -124,6 +132,7 @@ def _event(found: Any) -> KvEvent | None:
 def _stored(fields: dict[str, Any]) -> Stored:
     hashes, size, tokens = _hashes(fields.get("block_hashes")), fields.get("block_size"), fields.get("token_ids")
     parent, medium, group = fields.get("parent_block_hash"), fields.get("medium"), fields.get("group_idx")
+    extras = fields.get("extra_keys")
     if not _is_count(size) or not size:
         raise BadMessage(f"a block size that is {_named(size)}, expected a number above 0")
     return Stored(
@@ -133,6 +142,8 @@ def _stored(fields: dict[str, Any]) -> Stored:
         size,
         medium if isinstance(medium, str) else DEVICE,
         group if isinstance(group, int) and _is_count(group) else 0,
+        extras if isinstance(extras, list) else [],
+        fields.get("lora_id") if fields.get("lora_name") is None else fields.get("lora_name"),
     )
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvtop.attach.kv_decode import DEVICE, Batch, Cleared, Removed, Stored
+from kvtop.attach.prompt_index import EXTRA_ENTRIES, PromptIndex
 from kvtop.engine.events import BlockRow, Decision, Event, Keyframe, KvEvents, KvStream
+from kvtop.workloads.words import counted, was
 
 GROWTH = 2
 FIRST_BLOCKS = 256  # of a pool whose size is not known
@@ -73,6 +75,7 @@ class KvTracker:
         self.notes: list[str] = []
         self.tokens: list[tuple[int, list[int]]] = []
         self.keep_tokens = keep_tokens
+        self.prompts = PromptIndex()
         self._parts: list[list[Decision] | Keyframe] = []
         self._heard = False
         self._free = list(range(self.num_blocks - 1, -1, -1))
@@ -141,17 +144,20 @@ class KvTracker:
         what = f"{rank.source} rank {rank.number}: "
         if got == asked:
             if not late:
-                self.notes.append(f"{what}{asked:,} messages were lost on the way and came when asked for again")
+                lost_and_found = (
+                    f"{counted(asked, 'message')} {was(asked)} lost on the way and came when asked for again"
+                )
+                self.notes.append(what + lost_and_found)
             return
         lost = asked - got
         why = "no replay endpoint was given" if replay is None else "the replay endpoint no longer has them"
         if late:
             rank.partial = f"listening since message {last + 1:,}: {why}"
-            self.notes.append(f"{what}{lost:,} messages were published before kvtop listened; {why}")
+            self.notes.append(f"{what}{counted(lost, 'message')} {was(lost)} published before kvtop listened; {why}")
         else:
             rank.num_lost += lost
-            rank.partial = f"gap of {lost:,} messages: {why}"
-            self.notes.append(f"{what}{lost:,} messages were lost ({first:,} to {last:,}); {why}")
+            rank.partial = f"gap of {counted(lost, 'message')}: {why}"
+            self.notes.append(f"{what}{counted(lost, 'message')} {was(lost)} lost ({first:,} to {last:,}); {why}")
 
     def _restarted(self, rank: _Rank) -> None:
         self.notes.append(f"{rank.source} rank {rank.number}: its publisher began anew: what it had cached is gone")
@@ -182,6 +188,7 @@ class KvTracker:
             self.block_size = event.block_size
             self._tell_pool()
         parent, size = event.parent, event.block_size
+        self.prompts.stored(event)
         rank.groups.add(event.group)
         for index, key in enumerate(event.hashes):
             place = (rank.name, event.medium, event.group, key)
@@ -320,7 +327,13 @@ class KvTracker:
             else:
                 events.append(self._changes(part, step, t_ns, is_last=part is self.decisions))
         self.decisions, self._parts, self.notes, self.tokens, self._heard = [], [], [], [], False
+        self._forget_prompts()
         return events
+
+    def _forget_prompts(self) -> None:
+        if len(self.prompts) > len(self.cached) + EXTRA_ENTRIES:
+            known = {place[3] for place in self.cached}
+            self.prompts.forget_old(known.__contains__, len(known))
 
     def _changes(self, decisions: list[Decision], step: int, t_ns: int, is_last: bool) -> KvEvents:
         kinds = Counter(decision[0] for decision in decisions)

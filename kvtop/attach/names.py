@@ -1,7 +1,8 @@
 """Which metric of which server means what: vLLM's names, new and old, and SGLang's, under one name of kvtop's.
 
 Of several metrics that mean the same, an engine's first one counts: a server that serves the old name beside the new
-one is not counted twice.
+one is not counted twice. Of SGLang's, those for running, queued, usage, cached and retracted agree with its
+python/sglang/srt/metrics/collector.py and observability/metrics_collector.py; no real server of it was looked at.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ INFO_LABELS = {
     "enable_prefix_caching": "prefix_caching",
 }
 STARTED = "process_start_time_seconds"
+OURS = "kvtop_run_info"  # kvtop's own servers have vLLM's names too; this one tells them apart
 
 _SHARES = frozenset((*GAUGES["usage"], *GAUGES["hit_rate"]))  # never added up
 _KEYS_OF_ENGINE = ("engine", "dp_rank", "engine_index")
@@ -65,14 +67,14 @@ WANTED = frozenset(
     (
         *(name for names in (*GAUGES.values(), *COUNTERS.values()) for name in names),
         *(f"{name}{end}" for names in HISTOGRAMS.values() for name in names for end in ("_bucket", "_sum", "_count")),
-        *(REASON_GAUGE, *INFOS, STARTED),
+        *(REASON_GAUGE, *INFOS, STARTED, OURS),
     )
 )
 
 
 @dataclass(slots=True)
 class Meaning:
-    """What a scrape says. ``kind`` "": neither vLLM nor SGLang."""
+    """What a scrape says. ``kind``: kvtop, vllm or sglang; "": none of them."""
 
     kind: str
     engines: list[EngineSample]
@@ -91,10 +93,15 @@ class _Engine:
 def understand(series: Iterable[Series]) -> Meaning:
     """``series`` sorted by engine and put under kvtop's names."""
     engines: dict[tuple[str, str], _Engine] = {}
-    kind, started = "", None
-    for found in series:
+    kind, started, ours = "", None, False
+    # Told twice, which no server should, a series counts once: what was told last.
+    once = {(found.name, *sorted(found.labels.items())): found for found in series}
+    for found in once.values():
         if found.name == STARTED:
             started = found.value if math.isfinite(found.value) else None
+            continue
+        if found.name == OURS:
+            ours = True
             continue
         labels = found.labels
         kind = kind or found.name.partition(":")[0]
@@ -106,7 +113,13 @@ def understand(series: Iterable[Series]) -> Meaning:
         if engine is None:
             engine = engines[key] = _Engine(key[1], {}, {}, {}, {})
         _add(engine, found)
-    return Meaning(kind, [_sample(name, engine) for (name, _), engine in sorted(_joined(engines).items())], started)
+    for engine in engines.values() if ours else ():
+        engine.info["null_blocks"] = "0"  # vLLM keeps one block for itself, kvtop none
+    return Meaning(
+        "kvtop" if ours else kind,
+        [_sample(name, engine) for (name, _), engine in sorted(_joined(engines).items())],
+        started,
+    )
 
 
 def _add(engine: _Engine, found: Series) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvtop.attach.exposition import Exposition
@@ -63,6 +65,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def headers_for(address: Address, api_key: str | None) -> dict[str, str]:
+    """Who asks, and what lets it in."""
+    headers = {"User-Agent": "kvtop"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    elif "@" in urllib.parse.urlsplit(address.url).netloc:
+        headers["Authorization"] = _basic(address.url)
+    return headers
+
+
 class Scraper:
     """Looks at one endpoint, again and again. Not thread-safe: one request is in flight at a time.
 
@@ -71,14 +83,9 @@ class Scraper:
 
     def __init__(self, address: Address, *, api_key: str | None = None, timeout_s: float = 5.0) -> None:
         self.address, self.timeout_s = address, timeout_s
-        self._headers = {"Accept": "text/plain", "User-Agent": "kvtop"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        elif "@" in urllib.parse.urlsplit(address.url).netloc:
-            self._headers["Authorization"] = _basic(address.url)
-        self._url = _without_user(address.url)
-        proxies = urllib.request.ProxyHandler({}) if address.is_loopback else urllib.request.ProxyHandler()
-        self._opener = urllib.request.build_opener(proxies, _NoRedirect())
+        self._headers = {"Accept": "text/plain", **headers_for(address, api_key)}
+        self._url = without_user(address.url)
+        self._fetcher = Fetcher(address)
         self._exposition = Exposition(WANTED)
 
     def look(self, step: int, t_ns: int) -> Sample:
@@ -119,33 +126,104 @@ class Scraper:
 
     def _fetch(self) -> tuple[bytes, str]:
         """(body, what is wrong)."""
-        deadline = time.monotonic() + self.timeout_s
         request = urllib.request.Request(self._url, headers=self._headers)
         try:
-            with self._opener.open(request, timeout=self.timeout_s) as answer:
-                return self._body(answer, deadline)
+            return self._fetcher.fetch(request, self.timeout_s, MAX_BODY_BYTES)
+        except urllib.error.HTTPError as error:
+            return b"", _status(error)
+
+
+class Fetcher:
+    """Sends requests to one address. No redirect is followed, and no proxy asked for an address of this machine.
+
+    Not thread-safe. An answer is bounded in bytes and in time, from the connection to its last byte: a server that
+    drips its headers would otherwise be waited for as long as it likes.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._sockets: list[socket.socket] = []
+        proxies = urllib.request.ProxyHandler({}) if address.is_loopback else urllib.request.ProxyHandler()
+        self._opener = urllib.request.build_opener(proxies, _NoRedirect(), _Http(self._sockets), _Https(self._sockets))
+
+    def fetch(self, request: urllib.request.Request, timeout_s: float, max_bytes: int) -> tuple[bytes, str]:
+        """(body, what is wrong).
+
+        Raises:
+            urllib.error.HTTPError: closed; a status other than 2xx.
+        """
+        deadline = time.monotonic() + timeout_s
+        late = threading.Timer(timeout_s + 0.1, self._cut_off)  # what says nothing at all has timed out by then
+        late.daemon = True
+        late.start()
+        try:
+            with self._opener.open(request, timeout=timeout_s) as answer:
+                return _body(answer, deadline, timeout_s, max_bytes)
         except urllib.error.HTTPError as error:
             error.close()
-            return b"", _status(error)
-        except urllib.error.URLError as error:
-            return b"", _cause(error.reason, self.timeout_s)
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return b"", _cause(error, self.timeout_s)
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            if time.monotonic() > deadline and not isinstance(reason, TimeoutError):
+                return b"", f"slow: no whole answer in {timeout_s:g} s"
+            return b"", cause_of(reason, timeout_s)
+        finally:
+            late.cancel()
+            self._sockets.clear()
 
-    def _body(self, answer: http.client.HTTPResponse, deadline: float) -> tuple[bytes, str]:
-        pieces: list[bytes] = []
-        size = 0
-        while piece := answer.read1(READ_BYTES):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_BODY_BYTES:
-                return b"", f"bad response: more than {MAX_BODY_BYTES >> 20} MiB"
-            if time.monotonic() > deadline:
-                return b"", f"slow: no whole answer in {self.timeout_s:g} s"
-        expected = answer.headers.get("Content-Length", "")
-        if expected.isdigit() and int(expected) > size and answer.headers.get("Content-Encoding") is None:
-            return b"", f"bad response: cut off after {size:,} of {int(expected):,} bytes"
-        return b"".join(pieces), ""
+    def _cut_off(self) -> None:
+        for each in list(self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(urllib.request.HTTPHandler):
+    """Notes the sockets it opens in ``sockets``."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__()
+        self._noted = sockets
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_noting(http.client.HTTPConnection, self._noted), req)  # type: ignore[arg-type]
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        super().__init__()
+        self._noted = sockets
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_noting(http.client.HTTPSConnection, self._noted), req)  # type: ignore[arg-type]
+
+
+def _noting(kind: type[http.client.HTTPConnection], sockets: list[socket.socket]) -> type[http.client.HTTPConnection]:
+    class Noting(kind):
+        def connect(self) -> None:
+            super().connect()
+            sockets.append(self.sock)
+
+    return Noting
+
+
+def _body(answer: http.client.HTTPResponse, deadline: float, timeout_s: float, max_bytes: int) -> tuple[bytes, str]:
+    coding = "".join(c for c in answer.headers.get("Content-Encoding", "") if c.isprintable())[:20]
+    if coding.lower() not in ("", "identity"):
+        return b"", f"bad response: its encoding is {coding}, which was not asked for"
+    pieces: list[bytes] = []
+    size = 0
+    while piece := answer.read1(READ_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            return b"", f"bad response: more than {max_bytes >> 20} MiB"
+        if time.monotonic() > deadline:
+            return b"", f"slow: no whole answer in {timeout_s:g} s"
+    if time.monotonic() > deadline:  # it may have been cut off
+        return b"", f"slow: no whole answer in {timeout_s:g} s"
+    expected = answer.headers.get("Content-Length", "")
+    if expected.isdigit() and int(expected) > size:
+        return b"", f"bad response: cut off after {size:,} of {int(expected):,} bytes"
+    return b"".join(pieces), ""
 
 
 def _status(error: urllib.error.HTTPError) -> str:
@@ -159,7 +237,7 @@ def _status(error: urllib.error.HTTPError) -> str:
     return f"HTTP {error.code}"
 
 
-def _cause(reason: object, timeout_s: float) -> str:
+def cause_of(reason: object, timeout_s: float) -> str:
     """Why there was no answer, in one line."""
     if isinstance(reason, TimeoutError):
         return f"slow: no answer in {timeout_s:g} s"
@@ -187,6 +265,6 @@ def _basic(url: str) -> str:
     return "Basic " + base64.b64encode(pair.encode()).decode()
 
 
-def _without_user(url: str) -> str:
+def without_user(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,4 +1,5 @@
-"""Attached servers as a session: the application polls it as it polls a run of its own. Nothing is ever sent to them.
+"""Attached servers as a session: the application polls it as it polls a run of its own. Nothing is ever sent to them,
+but a prompt that the user asks about, to be tokenized.
 
 One thread a metrics endpoint, one for all KV events. They wait, the caller never does: a slow or dead server holds up
 neither the screen nor the others, and has one request in flight. ``t_ns`` is this machine's monotonic clock, from the
@@ -24,9 +25,11 @@ from kvtop.engine.events import (
     Command,
     ConfigChanged,
     Event,
+    FindPrompt,
     Keyframe,
     Notice,
     Observed,
+    PromptKeys,
     RunEnded,
     RunStarted,
     Sample,
@@ -37,6 +40,7 @@ POLL_LIMIT = 5_000  # events handed out at once
 DRAIN_S = 0.05  # changes of blocks are put together for so long
 KV_WAIT_S = 0.05
 JOIN_S = 0.3
+KV_FLAG = "vLLM, SGLang: --kv-events-config; see kvtop doctor URL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class AttachSpec:
     interval_s: float = 1.0
     timeout_s: float = 5.0
     api_key: str | None = field(default=None, repr=False)
+    tokenizer: Path | None = None  # the file for prompts asked about; None: the server does it
     record: Path | None = None
     keep_tokens: bool = False
 
@@ -60,6 +65,7 @@ class AttachSession:
         self.spec = spec
         self.ended = False
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._prompts: queue.SimpleQueue[list[int]] = queue.SimpleQueue()  # tokens, on their way to ``_listen``
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._began_s = 0.0
@@ -105,7 +111,9 @@ class AttachSession:
         return self._recorded(events)
 
     def send(self, command: Command) -> None:
-        """An attached server takes no commands."""
+        """An attached server takes no commands. Only a prompt is looked up, which waits for nobody."""
+        if isinstance(command, FindPrompt):
+            self._spawn(self._tokenize, command)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the looking and the recording. A server that keeps its answer to itself is not waited for."""
@@ -150,10 +158,12 @@ class AttachSession:
             self._stop.wait(due - now)
 
     def _listen(self) -> None:
+        from kvtop.attach.asked_prompt import AskedPrompt
         from kvtop.attach.kv_listen import KvListener
         from kvtop.attach.kv_tracker import KvTracker
 
         tracker = KvTracker(self._pool_blocks, keep_tokens=self.spec.keep_tokens)
+        asked = AskedPrompt(tracker)
         listener = KvListener(self.spec.kv_events, self.spec.replays, tracker)
         due = 0.0
         try:
@@ -165,8 +175,43 @@ class AttachSession:
                     due = now + DRAIN_S
                     for event in tracker.drain(0, self._now_ns()):
                         self._queue.put(event)
+                    while not self._prompts.empty():
+                        asked.ask(self._prompts.get())
+                    if (found := asked.news(self._now_ns())) is not None:
+                        self._queue.put(found)
         finally:
             listener.close()
+
+    def _tokenize(self, command: FindPrompt) -> None:
+        from kvtop.attach.tokenize import NoTokens, tokens_by_file, tokens_by_server
+
+        if not self.spec.kv_events:
+            self._no_prompt(f"not reported: what is cached, servers tell in KV events: give --kv-events ({KV_FLAG})")
+            return
+        tokens, problems = command.tokens, []
+        if tokens is None and self.spec.tokenizer is not None:
+            try:
+                tokens = tokens_by_file(self.spec.tokenizer, command.text)
+            except NoTokens as error:
+                problems.append(str(error))
+        elif tokens is None:
+            for address in self.spec.servers:
+                try:
+                    tokens = tokens_by_server(
+                        address, str(self._facts.get("model") or ""), command.text,
+                        api_key=self.spec.api_key, timeout_s=self.spec.timeout_s,
+                    )  # fmt: skip
+                    break
+                except NoTokens as error:
+                    problems.append(str(error))
+        if tokens is None:
+            why = "; ".join(problems) or "no server is given to tokenize it"
+            self._no_prompt(f"{why}; give --tokenizer PATH, or paste token ids: [1, 2, 3]")
+        else:
+            self._prompts.put(tokens)
+
+    def _no_prompt(self, problem: str) -> None:
+        self._queue.put(PromptKeys(t_ns=self._now_ns(), problem=problem))
 
     # Events --------------------------------------------------------------------------------------------------
 
@@ -206,9 +251,10 @@ class AttachSession:
 
     def _recorded(self, events: list[Event]) -> list[Event]:
         """``events``, which are in the recording then; a disk that refuses ends the recording and is told."""
-        if self._recorder is None or not events:
+        kept = [event for event in events if not isinstance(event, PromptKeys)]
+        if self._recorder is None or not kept:
             return events
-        error = self._recorder.write(events, self._facts)
+        error = self._recorder.write(kept, self._facts)
         return [*events, Notice(t_ns=self._now_ns(), text=error, level="error")] if error else events
 
     def _manifest(self) -> dict[str, Any]:

@@ -157,6 +157,8 @@ class Answers:
         if self._live.pop(event.request_id, None) is None:
             return
         self._own_text.discard(event.request_id)
+        if self._trace is not None:
+            self._trace.ended(event.request_id)
         kind = {"failed": "failed", "aborted": "aborted"}.get(event.finish_reason or "failed", "")
         cached = (event.hit_tokens or 0) + event.host_hit_tokens
         self._ends.append(AnswerEnd(event.request_id, event.prompt_tokens, cached, kind, event.error))

@@ -31,6 +31,7 @@ from kvtop.run.inbox import PipeInbox, Stopped
 from kvtop.run.loop import RunLoop, ended_by
 from kvtop.run.outlets import FileOutlet, PipeOutlet
 from kvtop.run.pipes import MessageReader, MessageWriter, widen
+from kvtop.run.prompts import PromptFinder
 from kvtop.run.served import ServedWorkload
 from kvtop.run.served_trace import ServedTrace
 from kvtop.run.spec import RunSpec
@@ -119,6 +120,7 @@ class _Child:
         notices = [*_executor_notices(engine), *workload.notices]
         for outlet in outlets:
             outlet.send([started, *(Notice(t_ns=0, text=text, level="warning") for text in notices)])
+        text = Text(built.tokenizer, getattr(engine.executor, "decode", None), built.vocab_size)
         max_ns = None if spec.max_seconds is None else round(spec.max_seconds * 1e9)
         loop = RunLoop(
             engine,
@@ -127,7 +129,8 @@ class _Child:
             self.inbox,
             max_ns=max_ns,
             start_paused=spec.start_paused,
-            answers=self._answers(built) if spec.serve else None,
+            answers=self._answers(built, text) if spec.serve else None,
+            finder=PromptFinder(engine, text, self.outlet.send),
         )
         from kvtop.engine.worker import settle_memory
 
@@ -180,14 +183,13 @@ class _Child:
         info |= {"replay": workload.replay, "loop": "closed" if workload.num_chained else "open"}
         return built, workload, info
 
-    def _answers(self, built: Any) -> Answers:
+    def _answers(self, built: Any, text: Text) -> Answers:
         """What takes requests from outside."""
         engine = built.engine
-        text = Text(built.tokenizer, getattr(engine.executor, "decode", None), built.vocab_size)
         if text.stands_in:
             self.outlet.send([Notice(t_ns=0, text=NO_TOKENIZER, level="warning")])
         if self.spec.record_workload is not None:
-            self.trace = ServedTrace(engine.config.block_size)
+            self.trace = ServedTrace(engine.config.block_size, Path(self.spec.record_workload))
         return Answers(engine, text, self.outlet.send, self.trace)
 
     def _requests(self, vocab_size: int, max_model_len: int) -> Iterator[RequestSpec]:
@@ -212,11 +214,10 @@ class _Child:
 
     def _write_trace(self, end: RunEnded) -> RunEnded:
         """What came in, as a trace."""
-        path = self.spec.record_workload
-        if self.trace is None or path is None or not len(self.trace):
+        if self.trace is None or not len(self.trace):
             return end
         try:
-            self.trace.write(Path(path))
+            self.trace.write()
         except Exception as error:
             end = _failed_files(end, error)
         return end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kvtop.engine.events import (
     Command,
     ConfigChanged,
     Event,
+    FindPrompt,
     Keyframe,
     Notice,
     Pause,
@@ -43,6 +44,8 @@ from kvtop.run.answers import Answers
 from kvtop.run.breakpoints import Stops
 from kvtop.run.paced_source import PacedSource
 from kvtop.run.pacing import Pacing
+from kvtop.run.prompts import PromptFinder
+from kvtop.workloads.words import counted
 
 FLUSH_STEPS = 32
 FLUSH_S = 0.025
@@ -103,11 +106,13 @@ class RunLoop:
         max_ns: int | None = None,
         start_paused: bool = False,
         answers: Answers | None = None,
+        finder: PromptFinder | None = None,
     ) -> None:
-        """``answers``: requests come by ``Submit`` commands, and nothing to do is no end of the run."""
+        """``answers``: requests come by ``Submit`` commands, and nothing to do is no end of the run. ``finder`` answers
+        ``FindPrompt`` commands."""
         self.engine, self.outlets, self.inbox = engine, outlets, inbox
         self.source = PacedSource(source)
-        self.max_ns, self.answers = max_ns, answers
+        self.max_ns, self.answers, self.finder = max_ns, answers, finder
         self.paused = start_paused
         self.num_output_tokens = 0
         self.num_rejected = 0
@@ -214,6 +219,8 @@ class RunLoop:
             elif stall is None and self.source.exhausted:
                 self._end = RunEnded(t_ns=now_ns, status="complete")
                 self._tell_pacing(None)
+            elif stall is not None and (why := self._below_limit(stall)):
+                self._pause(why)  # whoever made the pool smaller can make it larger again
             else:
                 self._end = self._stalled(stall or Blocker("", _NOTHING_DUE), now_ns)
             return
@@ -223,6 +230,16 @@ class RunLoop:
         elif until_ns > now_ns:
             self._flush()
             self._wait((until_ns - now_ns) / 1e9)
+
+    def _below_limit(self, stall: Blocker) -> str:
+        """Why ``stall`` would not last with the whole pool; "" when it would."""
+        limit = self.engine.allocator.pool.limit
+        if limit.size == limit.num_blocks or not stall.have_blocks < stall.need_blocks <= limit.num_blocks:
+            return ""
+        return (
+            f"{stall.request_id} needs {counted(stall.need_blocks, 'block')} and nothing else runs, "
+            f"the pool is limited to {limit.size:,} of {limit.num_blocks:,}: raise its size"
+        )
 
     def _tell_pacing(self, max_ns: int | None) -> None:
         for text in self.pacing.notices(max_ns=max_ns):
@@ -265,6 +282,9 @@ class RunLoop:
                 if self.answers is not None:
                     self.answers.submit(command)
                     self._drain()
+            case FindPrompt():
+                if self.finder is not None:
+                    self.finder.find(command)
             case RequestKeyframe():
                 self._keyframe_wanted = True
                 self._flush()
@@ -288,16 +308,20 @@ class RunLoop:
             self._emit(Resumed(t_ns=self.engine.clock.now_ns()))
         self.engine.clock.resume()
 
-    def _change(self, name: str, value: object) -> None:
+    def _change(self, name: str, value: Any) -> None:
         """One value of the configuration that may change while the run goes on."""
         match name:
             case "policy" if isinstance(value, str):
                 self.engine.scheduler.set_policy(value)
             case "arrival_rate" if isinstance(value, (int, float)):
                 self.source.set_rate(value, self.engine.clock.now_ns())
+            case "num_blocks":
+                self.engine.set_pool_size(value)  # checks it
+                self.engine.flush()  # paused, no step would tell it
+                self._drain()
             case _:
                 raise UsageError(
-                    f"{name} = {value!r} cannot be changed while the run goes on: policy, arrival_rate can"
+                    f"{name} = {value!r} cannot be changed while the run goes on: policy, arrival_rate, num_blocks can"
                 )
 
     def _told_if_wrong(self, action: Callable[[], None]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvtop.analysis.stats import percentile
 from kvtop.engine.events import RequestEvent
+from kvtop.workloads.words import counted
 
 DEGRADED_NS = 25_000_000
 """Loop lag (p99) above which a run does not pass for clean: the loop itself wakes up as often (``loop.FLUSH_S``)."""
@@ -62,7 +63,8 @@ class Pacing:
                 f"{len(self._lags):,} (beyond the step that ran): latencies are those of another load"
             )
         if max_ns is not None and self.num_open:
-            told.append(f"ended after {max_ns / 1e9:g} s with a backlog: {self.num_open:,} requests had not finished")
+            backlog = counted(self.num_open, "request")
+            told.append(f"ended after {max_ns / 1e9:g} s with a backlog: {backlog} had not finished")
         return told
 
     def facts(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class RecordedSession:
     def __init__(self, run: Path) -> None:
         self.path = run / FRAMES_NAME if run.is_dir() else run
         self.ended = False
+        self.share_read = 0.0  # of the file; 1 at its end
         self._frames: Iterator[list[Event]] = iter(())
         if not self.path.is_file():
             what = "has no recording in it" if run.is_dir() else "does not exist"
@@ -33,7 +34,8 @@ class RecordedSession:
         Raises:
             FileError: it cannot be read, or is no recording.
         """
-        frames = read_frames(self.path)
+        size = max(1, self.path.stat().st_size)  # of one that is still written, as it is now
+        frames = read_frames(self.path, on_read=lambda read: setattr(self, "share_read", min(1.0, read / size)))
         first = next(frames, [])
         self._frames = _then(first, frames)
 

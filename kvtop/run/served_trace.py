@@ -7,14 +7,16 @@ no token can be told.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from errno import ENOSPC
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 
 from kvtop.engine.types import RequestSpec
-from kvtop.results.files import replacing
+from kvtop.results.files import FileError, replacing, target_of
 from kvtop.workloads.formats.base import Trace
 from kvtop.workloads.formats.hash_ids import FLOOR
-from kvtop.workloads.formats.kvtop_trace import write
+from kvtop.workloads.formats.kvtop_trace import encode_row, write
 from kvtop.workloads.rows import Row
 
 NOTICES = [
@@ -33,10 +35,17 @@ class _Arrival:
 
 
 class ServedTrace:
-    """Rows of a trace, ``block_tokens`` tokens a block id. About 100 bytes a request, and 8 a block of its prompt."""
+    """Rows of a trace, ``block_tokens`` tokens a block id. About 100 bytes a request, and 8 a block of its prompt.
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    A request that has ended is in the file at once, so that a process that is killed loses only what was under way. The
+    rows stand there in the order of their ends, which the header says; ``write`` puts all of them in order of arrival.
+    """
+
+    def __init__(self, block_tokens: int, path: Path) -> None:
+        self._block_tokens, self._path = block_tokens, path
+        self._file: FileIO | None = None
+        self._refused = False  # the disk did not take a row: ``write`` tries again, and says so
+        self._first_ns = 0
         self._rows: dict[str, _Arrival] = {}
         self._ids: dict[bytes, int] = {}
 
@@ -47,12 +56,33 @@ class ServedTrace:
         """A request was accepted at ``t_ns`` on the run's clock."""
         tokens = list(spec.prompt)
         ids = self._block_ids(tokens, f"{sorted((spec.extra_key or {}).items())}".encode())
+        if not self._rows:
+            self._first_ns = t_ns
         bare = RequestSpec(prompt=(), params=spec.params, priority=spec.priority, tenant=spec.tenant)
         self._rows[request_id] = _Arrival(t_ns, bare, len(tokens), ids)
 
     def emitted(self, request_id: str, count: int) -> None:
         """``count`` more tokens of its answers."""
         self._rows[request_id].num_output += count
+
+    def ended(self, request_id: str) -> None:
+        """No token comes any more: its row is written."""
+        each = self._rows.get(request_id)
+        if each is None or self._refused:
+            return
+        try:
+            self._append(encode_row(self._row(each, self._first_ns)))
+        except (OSError, FileError):
+            self._refused = True
+
+    def _append(self, line: bytes) -> None:
+        if self._file is None:
+            trace = Trace(rows=[], notices=NOTICES, format="serve-api", rounding=FLOOR, counted_by="the engine")
+            with replacing(self._path) as temp, open(temp, "wb") as file:
+                file.writelines(write(trace, in_order=False).lines)
+            self._file = FileIO(target_of(self._path), "ab")
+        if self._file.write(line) != len(line):
+            raise OSError(ENOSPC, "a row was cut off")
 
     def _block_ids(self, tokens: list[int], before: bytes) -> tuple[int, ...]:
         """One a whole block; equal ids are equal prefixes up to the end of that block."""
@@ -63,8 +93,8 @@ class ServedTrace:
             found.append(ids.setdefault(before, len(ids)))
         return tuple(found)
 
-    def write(self, path: Path) -> None:
-        """Write what has come in so far, replacing ``path`` as a whole.
+    def write(self) -> None:
+        """Write what has come in so far, replacing the file as a whole.
 
         Raises:
             FileError: the disk refuses.
@@ -72,7 +102,9 @@ class ServedTrace:
         arrivals = sorted(self._rows.values(), key=lambda each: each.t_ns)
         rows = [self._row(each, arrivals[0].t_ns) for each in arrivals]
         trace = Trace(rows=rows, notices=NOTICES, format="serve-api", rounding=FLOOR, counted_by="the engine")
-        with replacing(path) as temp, open(temp, "wb") as file:
+        if self._file is not None:
+            self._file.close()
+        with replacing(self._path) as temp, open(temp, "wb") as file:
             file.writelines(write(trace).lines)
 
     def _row(self, each: _Arrival, first_ns: int) -> Row:

@@ -79,6 +79,8 @@ class RunSession:
         """
         if self._process is not None:
             raise KvtopError("this session was started already; make a new one")
+        if sys.platform == "win32":
+            raise KvtopError("the engine needs pipes that Windows does not have: run kvtop in WSL")
         spec = self.spec
         if spec.run_dir is not None:
             from kvtop.results.rundir import prepare_run_dir

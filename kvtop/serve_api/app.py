@@ -32,12 +32,19 @@ class Limits:
 
 
 class Api:
-    """The handlers over one broker. ``model_name``: what the model is called to clients; None: as the engine says."""
+    """The handlers over one broker. ``model_name``: what the model is called to clients; None: as the engine says.
+    ``asked_as``: the name it was started by, which clients may use as well."""
 
     def __init__(
-        self, broker: Broker, metrics: Callable[[], str], limits: Limits, model_name: str | None = None
+        self,
+        broker: Broker,
+        metrics: Callable[[], str],
+        limits: Limits,
+        model_name: str | None = None,
+        asked_as: str | None = None,
     ) -> None:
         self._broker, self._metrics, self._limits, self._model_name = broker, metrics, limits, model_name
+        self._asked_as = asked_as
 
     def app(self) -> Starlette:
         routes = [
@@ -124,7 +131,7 @@ class Api:
             raise
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._name:
+        if name is not None and name not in (self._name, self._asked_as):
             message = f"the model {shown(name)} does not exist: this server has {self._name!r}"
             raise ApiError(404, message, kind="not_found_error", param="model", code="model_not_found")
 

@@ -45,7 +45,8 @@ class ApiSession:
         self.ended = False
         self.options = options
         self._session = RunSession(msgspec.structs.replace(spec, serve=True))
-        self._exporter = Exporter()
+        self._exporter = Exporter(options.model_name)
+        self._asked_as = spec.model
         self._meter = self._exporter.open()
         self._events: deque[Event] = deque()
         self._dropped = 0
@@ -126,7 +127,7 @@ class ApiSession:
         options = self.options
         broker = Broker(self._session, self._pass_on, options.max_concurrency)
         limits = Limits(options.api_key, options.max_body_bytes)
-        api = Api(broker, self._exporter.render, limits, options.model_name)
+        api = Api(broker, self._exporter.render, limits, options.model_name, self._asked_as)
         server = uvicorn.Server(
             uvicorn.Config(
                 api.app(),

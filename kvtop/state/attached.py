@@ -152,7 +152,7 @@ def capacity(engine: Engine) -> int | None:
     if blocks is None and tokens is not None and size:
         return int(tokens) // size
     usage = engine.last.gauges.get("usage")
-    if blocks is None or usage is None or blocks < 2:
+    if blocks is None or usage is None or blocks < 2 or info.get("null_blocks") == "0":
         return blocks
     if not usage:
         return blocks - 1 if any(_off(p, blocks - 1) <= _off(p, blocks) for p in _usages(engine)) else blocks

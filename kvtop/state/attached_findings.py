@@ -56,7 +56,7 @@ def pool_nearly_full(state: RunState) -> Found | None:
     share, waiting = used_share(attached), added_gauge(attached, "waiting")
     if share is None or not waiting or share < 0.95:
         return None
-    return "pool-full", 0.6, f"{share:.0%} of the blocks are in use and {waiting:.0f} requests wait"
+    return "pool-full", 0.6, f"{100 * share:.0f} % of the blocks are in use and {waiting:.0f} requests wait"
 
 
 RULES = (server_silent, gauges_stand_still, events_partial, server_preempts, pool_nearly_full)

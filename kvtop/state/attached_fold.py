@@ -76,6 +76,8 @@ def _fold_engine(attached: Attached, server: Server, sample: EngineSample, t_ns:
         engine.num_still = 0
     engine.last = sample
     points = engine.points
+    if points and t_ns - points[-1].t_ns > max(WINDOW_NS, 3 * attached.interval_ns):
+        points.clear()  # nobody has looked for so long (suspended, asleep): the mean over the gap is no rate of now
     points.append(Point(t_ns, sample))
     while len(points) > 2 and points[1].t_ns <= t_ns - WINDOW_NS:
         points.popleft()

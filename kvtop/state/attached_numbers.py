@@ -268,6 +268,8 @@ READS: dict[str, Read] = {
     "cache.recent_hit_rate": _recent_hit_rate,
     "cache.recent_request_hit_rate": _never("servers do not report single requests"),
     "cache.evictions": _evictions,
+    "latency.slo_attainment": _never("servers do not report single requests"),
+    "latency.slo_judged": _never("servers do not report single requests"),
     "throughput.prefill_tokens_s": _computed,
     "throughput.decode_tokens_s": _rate("generation_tokens"),
     "throughput.requests_s": _rate("finished"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvtop.engine.types import NULL_BLOCK
 from kvtop.state.eviction_order import column, depths, eviction_order, policy_of
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, RunState
 from kvtop.state.prefix_tree import TOP, PrefixTree
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _eviction(state: RunState, tree: PrefixTree) -> np.ndarray | None:
     used = (states == USED).nonzero()[0]
     used = used[np.argsort(last_use[used], kind="stable")]
     fresh, moving = (states == FRESH).nonzero()[0], (states == IN_TRANSFER).nonzero()[0]
-    return np.concatenate([fresh, idle, moving, stuck, used])
+    return np.concatenate([fresh, idle, moving, stuck, used, (states == WITHHELD).nonzero()[0]])
 
 
 def _owner(state: RunState, tree: PrefixTree) -> np.ndarray:
@@ -64,7 +64,7 @@ def _owner(state: RunState, tree: PrefixTree) -> np.ndarray:
     first = np.full(pool.num_blocks, len(named), np.int64)
     np.minimum.at(first, named, np.arange(len(named)))
     states = _states(state)
-    rest = np.select([states == USED, states == IN_TRANSFER, states == IDLE], [0, 1, 2], 3)
+    rest = np.select([states == USED, states == IN_TRANSFER, states == IDLE], [0, 1, 2], 3) + (states == WITHHELD)
     return np.lexsort((rest, first))
 
 
@@ -96,7 +96,7 @@ def _age(state: RunState, tree: PrefixTree) -> np.ndarray:
 
     pool = state.pool
     assert pool is not None
-    return np.lexsort((column(pool.since_step), _states(state) == FRESH))
+    return np.lexsort((column(pool.since_step), np.isin(_states(state), (FRESH, WITHHELD))))
 
 
 ORDERS: dict[str, Order] = {

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from kvtop.engine.events import Event, StepEvent
+from kvtop.workloads.words import counted
 
 Decision = tuple[Any, ...]
 
@@ -78,34 +79,35 @@ def _first_difference(first: Sequence[Decision], other: Sequence[Decision]) -> t
 
 
 def _head(name: str, reason: str) -> str:
-    return f"{name} heads the queue ({reason})" if name else "nobody waits"
-
-
-def _blocks(count: int) -> str:
-    return f"{count:,} block{'s' * (count != 1)}"
+    return f"{name} heads the queue ({reason.replace('_', ' ')})" if name else "nobody waits"
 
 
 def _need(d: Decision) -> str:
-    return f", needs {_blocks(d[3])}, {d[4]:,} there" if d[3] is not None and d[4] is not None else ""
+    return f", needs {counted(d[3], 'block')}, {d[4]:,} there" if d[3] is not None and d[4] is not None else ""
 
 
 _WORDS: dict[str, Callable[[Decision], str]] = {
     "arrived": lambda d: f"{d[1]} arrives with {d[2]:,} prompt tokens",
     "rejected": lambda d: f"{d[1]} is rejected: {d[3]}",
     "lookup": lambda d: f"considers {d[1]}: {d[2]:,} of its tokens are cached ({d[3]})",
-    "admitted": lambda d: f"admits {d[1]}, {d[2]:,} tokens{_need(d)}",
-    "resumed": lambda d: f"takes {d[1]} back in, {d[2]:,} tokens{_need(d)}",
-    "skipped": lambda d: f"refuses {d[1]}: {d[2]}" + (f", needs {_blocks(d[4])}, {d[5]:,} there" if d[4] else ""),
-    "chunk": lambda d: f"computes {d[2]:,} token{'s' * (d[2] != 1)} of {d[1]} from position {d[3]:,}",
-    "preempted": lambda d: f"preempts {d[1]} for {d[3]}: {d[4]:,} tokens lost, {_blocks(d[5] or 0)} back",
-    "finished": lambda d: f"{d[1]} ends ({d[2]}) after {d[3]:,} tokens",
+    "admitted": lambda d: f"admits {d[1]}, {counted(d[2], 'token')}{_need(d)}",
+    "resumed": lambda d: f"takes {d[1]} back in, {counted(d[2], 'token')}{_need(d)}",
+    "skipped": lambda d: (
+        f"refuses {d[1]}: {d[2].replace('_', ' ')}"
+        + (f", needs {counted(d[4], 'block')}, {d[5]:,} there" if d[4] else "")
+    ),
+    "chunk": lambda d: f"computes {counted(d[2], 'token')} of {d[1]} from position {d[3]:,}",
+    "preempted": lambda d: (
+        f"preempts {d[1]} for {d[3]}: {counted(d[4], 'token')} lost, {counted(d[5] or 0, 'block')} back"
+    ),
+    "finished": lambda d: f"{d[1]} ends ({d[2]}) after {counted(d[3], 'token')}",
     "aborted": lambda d: f"{d[1]} is aborted",
     "alloc": lambda d: f"gives block {d[3]:,} to {d[1]}",
     "share": lambda d: f"lets {d[1]} share block {d[3]:,} ({d[5]})",
     "copy": lambda d: f"copies block {d[4]:,} for {d[1]}",
     "free": lambda d: f"{d[1]} gives block {d[3]:,} back",
     "publish": lambda d: f"publishes block {d[3]:,} of {d[1]}",
-    "evict": lambda d: f"evicts block {d[3]:,} for {d[1]}, idle for {d[7]:,} steps",
+    "evict": lambda d: f"evicts block {d[3]:,} for {d[1]}, idle for {counted(d[7], 'step')}",
 }
 
 

@@ -22,6 +22,7 @@ from kvtop.engine.events import (
     StepEvent,
 )
 from kvtop.state.model import RunState
+from kvtop.workloads.words import counted
 
 KEPT = 20_000
 
@@ -81,7 +82,12 @@ class EventLog:
             case Resumed():
                 self._add(state, "PAUSE", "", "goes on")
             case Gap(dropped=dropped):
-                self._add(state, "GAP", "", f"{dropped:,} events dropped: this screen was too slow; a keyframe follows")
+                self._add(
+                    state,
+                    "GAP",
+                    "",
+                    f"{counted(dropped, 'event')} dropped: this screen was too slow; a keyframe follows",
+                )
             case Stalled():
                 self._add(state, "STALL", event.request_id, state.stalled)
             case Observed() if state.attached is not None:
@@ -97,7 +103,7 @@ class EventLog:
             self._add(state, "SERVER", "", line)
         if isinstance(event, KvEvents) and event.removed:
             count = event.removed
-            text = f"{count:,} {_blocks(count)} removed from the cache; for whom is not reported"
+            text = f"{counted(count, 'block')} removed from the cache; for whom is not reported"
             self._add(state, "EVICT", "", text)
 
     def _step(self, event: StepEvent) -> None:
@@ -115,20 +121,23 @@ class EventLog:
                     self._append(event.step, event.t_done_ns, name, who, text)
         for who, gone in evicted.items():
             idle = [decision[7] for decision in gone]
-            span = f"{min(idle):,}" if min(idle) == max(idle) else f"{min(idle):,} to {max(idle):,}"
-            text = f"{len(gone):,} {_blocks(len(gone))} for {who}, idle for {span} steps"
+            low, high = min(idle), max(idle)
+            span = counted(low, "step") if low == high else f"{low:,} to {high:,} steps"
+            why = "to make the pool smaller" if who == "limit" else f"for {who}"
+            text = f"{counted(len(gone), 'block')} {why}, idle for {span}"
             self._append(event.step, event.t_done_ns, "EVICT", who, text)
         for who, count in copies.items():
-            self._append(event.step, event.t_done_ns, "COPY", who, f"{who}: {count} {_blocks(count)} copied on write")
+            self._append(event.step, event.t_done_ns, "COPY", who, f"{who}: {counted(count, 'block')} copied on write")
 
     def _request(self, state: RunState, event: RequestEvent) -> None:
         if event.finish_reason == "rejected":
             self._add(state, "REJECT", event.request_id, f"{event.request_id}: {event.error}")
             return
+        tokens = counted(event.output_tokens, "token")
         if event.finish_reason == "aborted":
-            self._add(state, "ABORT", event.request_id, f"{event.request_id} after {event.output_tokens:,} tokens")
+            self._add(state, "ABORT", event.request_id, f"{event.request_id} after {tokens}")
             return
-        text = f"{event.request_id} {event.finish_reason}, {event.output_tokens:,} tokens"
+        text = f"{event.request_id} {event.finish_reason}, {tokens}"
         if event.t_first_token_ns is not None:
             text += f", TTFT {(event.t_first_token_ns - event.t_sched_ns) / 1e9:.2f} s"
         if event.t_done_ns is not None:
@@ -146,18 +155,14 @@ class EventLog:
 Maker = Callable[[Decision], tuple[str, str, str]]
 
 
-def _blocks(count: int) -> str:
-    return "block" if count == 1 else "blocks"
-
-
 def _admitted(decision: Decision) -> tuple[str, str, str]:
     _, who, tokens, need, have = decision
-    return "ADMIT", who, f"{who}: {tokens:,} tokens, needs {need:,} {_blocks(need)} of {have:,}"
+    return "ADMIT", who, f"{who}: {counted(tokens, 'token')}, needs {counted(need, 'block')} of {have:,}"
 
 
 def _resumed(decision: Decision) -> tuple[str, str, str]:
     _, who, tokens, need, have = decision
-    return "RESUME", who, f"{who}: {tokens:,} tokens, needs {need:,} {_blocks(need)} of {have:,}"
+    return "RESUME", who, f"{who}: {counted(tokens, 'token')}, needs {counted(need, 'block')} of {have:,}"
 
 
 def _lookup(decision: Decision) -> tuple[str, str, str]:
@@ -167,14 +172,15 @@ def _lookup(decision: Decision) -> tuple[str, str, str]:
         return "MISS", who, ""
     why = reason.replace("_", " ")
     if reason == "evicted" and age is not None:
-        why = f"evicted {age:,} steps ago for {other}" if other else f"evicted {age:,} steps ago"
-    return "MISS", who, f"{who}: {found:,} tokens found, then {why}"
+        why = f"evicted {counted(age, 'step')} ago{f' for {other}' if other else ''}"
+    return "MISS", who, f"{who}: {counted(found, 'token')} found, then {why}"
 
 
 def _preempted(decision: Decision) -> tuple[str, str, str]:
     _, who, reason, other, lost, blocks = decision
-    given = f"gives back {blocks:,} {_blocks(blocks or 0)}" if blocks is not None else "gives back its blocks"
-    return "PREEMPT", who, f"{who} for {other or 'nobody'} ({reason}): {given}, {lost or 0:,} computed tokens lost"
+    given = f"gives back {counted(blocks, 'block')}" if blocks is not None else "gives back its blocks"
+    why = reason.replace("_", " ")
+    return "PREEMPT", who, f"{who} for {other or 'nobody'} ({why}): {given}, loses {counted(lost or 0, 'token')}"
 
 
 _LINES: dict[str, Maker] = {

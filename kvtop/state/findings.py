@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvtop.state import attached_findings
 from kvtop.state.model import FRESH, IDLE, RunState
 from kvtop.state.windows import recent_hits, recent_steps, runway, step_columns, waiting_by_reason
+from kvtop.workloads.words import counted, was
 
 WINDOW_NS = 60_000_000_000
 MOST = 3
@@ -45,7 +46,7 @@ def _evicted_then_wanted(state: RunState) -> Finding | None:
         return None
     share = lost / hits.missed_tokens
     last = next(request for _, _, _, reason, request in reversed(state.lookups.points) if reason == "evicted")
-    what = f"{share:.0%} of missed prompt tokens ({lost:,})"
+    what = f"{100 * share:.0f} % of missed prompt tokens ({lost:,})"
     text = f"{what} had been in the cache and were evicted: a larger pool keeps them"
     return Finding("evicted-then-wanted", share, text, ("request", last))
 
@@ -85,8 +86,8 @@ def _preemptions(state: RunState) -> Finding | None:
     number = sum(rows[i][3] for i in hit)
     again, computed = state.totals.get("recomputed_tokens", 0), state.totals.get("computed_tokens", 0)
     share = again / (again + computed) if again else 0.0
-    what = f"{number:,} preemption{'s' * (number != 1)} in the last minute"
-    text = f"{what}; {again:,} tokens computed again so far ({share:.1%} of all)"
+    what = f"{counted(number, 'preemption')} in the last minute"
+    text = f"{what}; {counted(again, 'token')} computed again ({100 * share:.1f} % of all)" if again else what
     return Finding("preemptions", min(1.0, 0.3 + share * 5), text, ("step", history.step[hit[-1] - len(rows)]))
 
 
@@ -100,7 +101,7 @@ def _seats(state: RunState) -> Finding | None:
     if "seats" not in rows or free * 2 < pool.num_blocks:
         return None
     waiting = sum(row.count for row in rows.values())
-    what = f"{waiting:,} wait because all seats are taken, with {free / pool.num_blocks:.0%} of the pool free"
+    what = f"{waiting:,} wait because all seats are taken, with {100 * free / pool.num_blocks:.0f} % of the pool free"
     text = f"{what}: raise --max-num-seqs"
     return Finding("seats-before-blocks", 0.6, text, ("request", rows["seats"].oldest))
 
@@ -117,7 +118,7 @@ def _tail_waste(state: RunState) -> Finding | None:
     return Finding(
         "tail-waste",
         share,
-        f"{share:.0%} of the slots of used blocks are empty: blocks of {size} tokens are large here",
+        f"{100 * share:.0f} % of the slots of used blocks are empty: blocks of {counted(size, 'token')} are large here",
     )
 
 
@@ -126,16 +127,15 @@ def _short_runway(state: RunState) -> Finding | None:
     ahead = runway(state)
     if ahead is None or ahead.ns is None or ahead.ns > 5e9 or ahead.victim is None:
         return None
-    text = f"the next preemption is {ahead.ns / 1e9:.1f} s away at this pace: {ahead.victim} would lose its blocks"
+    text = f"next preemption in {ahead.ns / 1e9:.1f} s at this pace: {ahead.victim} would lose its blocks"
     return Finding("short-runway", 0.5, text, ("request", ahead.victim))
 
 
 def _dropped(state: RunState) -> Finding | None:
     if not state.events_dropped:
         return None
-    return Finding(
-        "events-dropped", 1.0, f"{state.events_dropped:,} events were dropped: this screen was too slow for the engine"
-    )
+    events = f"{counted(state.events_dropped, 'event')} {was(state.events_dropped)}"
+    return Finding("events-dropped", 1.0, f"{events} dropped: this screen was too slow for the engine")
 
 
 RULES: dict[str, Rule] = {

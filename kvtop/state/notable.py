@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvtop.engine.events import ConfigChanged, Event, Gap, KvEvents, Observed, Paused, RunEnded, Stalled, StepEvent
 from kvtop.state.model import RunState
+from kvtop.workloads.words import counted
 
 BURST_NS = 1_000_000_000
 MIN_EVICTIONS, EVICTIONS_OF_POOL = 8, 50  # a burst: at least so many, and at least one of so many blocks
@@ -42,7 +43,7 @@ class Moments:
             case ConfigChanged(changes=changes):
                 self._add(state, "config", ", ".join(f"{key} = {value}" for key, value in changes.items()))
             case Gap(dropped=dropped):
-                self._add(state, "gap", f"{dropped:,} events dropped")
+                self._add(state, "gap", f"{counted(dropped, 'event')} dropped")
             case Stalled():
                 self._add(state, "stalled", state.stalled)
             case Observed() if state.attached is not None:
@@ -81,7 +82,8 @@ class Moments:
     def _step(self, state: RunState, event: StepEvent) -> None:
         for decision in event.decisions if event.preemptions else ():
             if decision[0] == "preempted":
-                self._add(state, "preempt", f"{decision[1]} for {decision[3] or 'nobody'}: {decision[2]}")
+                why = decision[2].replace("_", " ")
+                self._add(state, "preempt", f"{decision[1]} for {decision[3] or 'nobody'}: {why}")
         if event.evictions:
             self._evicted(state, event.t_done_ns, event.evictions)
         if event.admitted:

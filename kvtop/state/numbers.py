@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvtop.analysis.slo import Goodput
 from kvtop.analysis.stats import ratio
 from kvtop.state.attached_numbers import read_number
-from kvtop.state.latency import points_of, spread_of
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, RunState, Samples
+from kvtop.state.latency import objectives_met, points_of, spread_of
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, RunState, Samples
 from kvtop.state.windows import (
     RATE_WINDOW_NS,
     RUNWAY_WINDOW_NS,
     Hits,
     recent_hits,
     recent_rate,
+    running_and_waiting,
     runway,
+    since_step_ns,
     summarise,
     waiting_by_reason,
 )
@@ -70,6 +73,11 @@ def _fill(state: RunState) -> float | None:
     return ratio(step.filled_slots, step.filled_slots + step.reserved_unused_slots)
 
 
+def _objectives(read: Callable[[Goodput], float | None]) -> Read:
+    """None without objectives."""
+    return lambda state: None if (met := objectives_met(state)) is None else read(met)
+
+
 def _total(name: str) -> Read:
     return lambda state: state.totals.get(name, 0) if state.pool is not None else None
 
@@ -90,7 +98,7 @@ def cached_blocks(state: RunState) -> int | None:
 
 
 def _used_share(state: RunState) -> float | None:
-    return None if state.pool is None else ratio(state.pool.counts[USED], state.pool.num_blocks)
+    return None if state.pool is None else ratio(state.pool.counts[USED], state.pool.num_usable)
 
 
 def hit_rate(state: RunState) -> float | None:
@@ -123,6 +131,10 @@ def _step(name: str) -> Read:
     return lambda state: getattr(state.last_step, name) if state.last_step is not None else None
 
 
+def _queued(which: int) -> Read:
+    return lambda state: None if state.pool is None else running_and_waiting(state)[which]
+
+
 def _rate(column: str) -> Read:
     return lambda state: recent_rate(state.history, getattr(state.history, column), state.t_ns)
 
@@ -137,13 +149,17 @@ _P = "interpolated linearly between the two nearest samples"
 _POOL = (
     Number("pool.num_blocks", "blocks", "blocks", lambda s: s.pool.num_blocks if s.pool else None, "size of the pool"),
     Number("pool.used_blocks", "used", "blocks", lambda s: _blocks(s, USED), "blocks with refcount > 0"),
-    Number("pool.used_share", "in use", "ratio", _used_share, "used blocks / all blocks"),
+    Number("pool.used_share", "in use", "ratio", _used_share, "used blocks / all blocks that are not withheld"),
     Number("pool.cached_blocks", "cached", "blocks", cached_blocks, "blocks whose prefix is published, used or idle"),
     Number("pool.shared_blocks", "shared", "blocks", shared_blocks, "used blocks with refcount > 1 (part of used)"),
     Number("pool.idle_blocks", "idle", "blocks", lambda s: _blocks(s, IDLE), "refcount 0, prefix published: evictable"),
     Number("pool.fresh_blocks", "fresh", "blocks", lambda s: _blocks(s, FRESH), "refcount 0, nothing published"),
     Number("pool.in_transfer_blocks", "in transfer", "blocks", lambda s: _blocks(s, IN_TRANSFER),
            "released, but not reusable before a copy is done"),
+    Number("pool.withheld_blocks", "withheld", "blocks", lambda s: _blocks(s, WITHHELD),
+           "out of circulation: the pool may use fewer than it has"),
+    Number("pool.usable_blocks", "usable", "blocks", lambda s: s.pool.limit if s.pool else None,
+           "blocks that may be used; while too many are in use, more are"),
     Number("pool.token_fill", "token fill", "ratio", _fill, "filled slots / all slots of used blocks"),
     Number("pool.tail_waste_slots", "tail waste", "slots", _step("reserved_unused_slots"),
            "slots of used blocks that hold nothing: last blocks are rarely full"),
@@ -157,8 +173,8 @@ _POOL = (
            "the running sequence that is last by (priority, arrival, submission)"),
 )  # fmt: skip
 _QUEUE = (
-    Number("queue.running", "running", "requests", _step("num_running"), "sequences scheduled in the last step"),
-    Number("queue.waiting", "waiting", "requests", _step("num_waiting"), "sequences in the queue after the last step"),
+    Number("queue.running", "running", "requests", _queued(0), "sequences that hold a seat"),
+    Number("queue.waiting", "waiting", "requests", _queued(1), "sequences that have arrived and hold none"),
     Number("queue.oldest_ns", "oldest waiting", "ns", _oldest, "now - the moment it was due"),
     *(
         Number(f"latency.queue_{part}_ns", f"queue time {part}", "ns", lambda s, part=part: _part(s.queue, part),
@@ -203,6 +219,10 @@ _LATENCY = (
     ),
     Number("latency.tpot_n", "TPOT n", "count", lambda s: spread_of(points_of(s, "tpot")).n, "samples", _MINUTE),
     Number("latency.e2e_n", "E2E n", "count", lambda s: spread_of(points_of(s, "e2e")).n, "samples", _MINUTE),
+    Number("latency.slo_attainment", "SLO met", "ratio", _objectives(lambda met: met.attainment),
+           "requests that met the objectives given with --slo / those judged, of the requests that ended", _MINUTE),
+    Number("latency.slo_judged", "SLO n", "requests", _objectives(lambda met: met.judged),
+           "requests that ended and are judged by --slo", _MINUTE),
 )  # fmt: skip
 _RUN = (
     Number("throughput.prefill_tokens_s", "prefill", "tokens/s", _rate("prefill_tokens"),
@@ -213,6 +233,12 @@ _RUN = (
            "sequences that ended / time", _RECENT),
     Number("throughput.step_ns", "step", "ns", lambda s: s.history.step_ns[-1] if s.history.step_ns else None,
            "start to end of the last step"),
+    Number("throughput.step_tokens", "tokens of the step", "tokens",
+           lambda s: s.last_step.prefill_tokens + s.last_step.decode_tokens if s.last_step else None,
+           "tokens computed in the last step, of its budget"),
+    Number("throughput.step_sequences", "sequences of the step", "requests", _step("num_running"),
+           "sequences that hold a seat after the last step"),
+    Number("run.since_step_ns", "since the last step", "ns", since_step_ns, "now - the end of the last step"),
     Number("run.preemptions", "preempted", "count", _total("preemptions"),
            "running sequences that lost their blocks", _WHOLE_RUN),
     Number("run.recomputed_tokens", "computed again", "tokens", _total("recomputed_tokens"),

@@ -26,6 +26,7 @@ from kvtop.state.latency import METRICS, Metric, Point, Spread, ended_well, poin
 from kvtop.state.model import LATENCY_WINDOW_NS, RunState
 from kvtop.state.request_rows import DONE, EndedRow, LiveRow, Row, ended_rows
 from kvtop.state.step_clock import StepClock
+from kvtop.workloads.words import counted
 
 PARTS = ("late", "capacity", "seats", "budget", "unsaid", "prefill", "preempted", "beside", "decode")
 SLOW = 95  # percentile from which on one is slow
@@ -240,7 +241,7 @@ def _outlier(state: RunState, clock: StepClock, key: str, value: float, row: Row
     parts = parts_of(state, clock, row, key)
     cause = max(parts, key=lambda part: parts[part]) if parts else ""
     share = parts[cause] / max(1, sum(parts.values())) if parts else 0.0
-    return Outlier(value, row.name, cause, f"{share:.0%}" if parts else "", ("request", row.name))
+    return Outlier(value, row.name, cause, f"{100 * share:.0f} %" if parts else "", ("request", row.name))
 
 
 # Gaps --------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def _gap_outlier(clock: StepClock, held: dict[tuple[int, int], str], point: Poin
     if cause is None or place is None:
         return None
     step, who = clock.steps[place], held.get((t_ns, gap))
-    name = who or f"{count:,} gap{'s' * (count != 1)}"
+    name = who or counted(count, "gap")
     text = f"{clock.prefill[place]:,} prompt tokens" if cause == "beside" else f"{clock.decode[place]:,} decoding"
     return Outlier(gap, name, cause, f"step {step:,}, {text}", ("step", step))
 

@@ -11,7 +11,7 @@ from kvtop.state.numbers import NUMBERS, read_all
 from kvtop.state.windows import holders, waiting_by_reason
 
 SCHEMA = 1
-MOST_HOLDERS = 10
+MOST_HOLDERS = 50
 _MANIFEST_KEYS = (
     "model", "device", "dtype", "executor", "clock", "policy", "workload", "num_blocks", "block_size_tokens",
     "max_num_seqs", "max_batched_tokens", "prefix_caching",
@@ -33,8 +33,16 @@ def snapshot(state: RunState) -> dict[str, Any]:
             {"reason": row.reason, "count": row.count, "oldest": row.oldest, "oldest_ns": row.oldest_ns}
             for row in waiting_by_reason(state)
         ],
+        "head_of_line": _head(state),
         "holders": [
-            {"kind": row.kind, "name": row.name, "block_ns": row.block_ns, "blocks": row.num_blocks}
+            {
+                "kind": row.kind,
+                "name": row.name,
+                "block_ns": row.block_ns,
+                "blocks": row.num_blocks,
+                "cached_tokens": row.cached_tokens,
+                "prompt_tokens": row.num_prompt,
+            }
             for row in holders(state, MOST_HOLDERS)
         ],
         "findings": [
@@ -44,5 +52,16 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "attached": None
         if state.attached is None
         else {"servers": servers_json(state), "kv_events": streams_json(state.attached)},
+        "paused_by": state.paused_by or None,
+        "stalled": state.stalled or None,
         "error": state.error or None,
     }
+
+
+def _head(state: RunState) -> dict[str, Any] | None:
+    """Who is first in the queue, and the blocks it was found to need and to have when it was last considered."""
+    head = state.sequences.get(state.head_of_line)
+    if head is None:
+        return None
+    reason, _ = state.wait_reason(head)
+    return {"name": head.seq_id, "reason": reason, "need_blocks": head.need_blocks, "have_blocks": head.have_blocks}

@@ -113,7 +113,18 @@ def _order(state: RunState, seq: SequenceState) -> tuple[int, int, int, str]:
     return (arrival.priority, arrival.t_sched_ns, arrival.req_index, seq.seq_id)
 
 
+def since_step_ns(state: RunState) -> int | None:
+    """How long ago the last step ended; None before the first."""
+    return None if state.last_step is None else max(0, state.t_ns - state.last_step.t_done_ns)
+
+
 # Queue -------------------------------------------------------------------------------------------------------
+
+
+def running_and_waiting(state: RunState) -> tuple[int, int]:
+    """How many sequences run now, and how many do not."""
+    running = sum(1 for seq in state.sequences.values() if seq.state == "running")
+    return running, len(state.sequences) - running
 
 
 @dataclass(slots=True)

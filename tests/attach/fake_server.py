@@ -43,6 +43,8 @@ class FakeMetrics:
     def __init__(self, answer: Answer | Callable[[], Answer], port: int = 0) -> None:
         self.answer = answer
         self.requests: list[dict[str, str]] = []
+        self.posted: list[bytes] = []
+        self.on_post = Answer(b"no such page", status=404)
         self.in_flight = self.most_in_flight = 0
         self._closing = threading.Event()
         fake = self
@@ -50,6 +52,10 @@ class FakeMetrics:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 fake._handle(self)
+
+            def do_POST(self) -> None:
+                fake.posted.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                fake._handle(self, fake.on_post)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -61,12 +67,12 @@ class FakeMetrics:
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
-    def _handle(self, handler: BaseHTTPRequestHandler) -> None:
+    def _handle(self, handler: BaseHTTPRequestHandler, given: Answer | None = None) -> None:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         self.requests.append({"path": handler.path, **dict(handler.headers.items())})
         try:
-            answer = self.answer if isinstance(self.answer, Answer) else self.answer()
+            answer = given or (self.answer if isinstance(self.answer, Answer) else self.answer())
             self._closing.wait(answer.delay_s)
             handler.send_response(answer.status)
             for name, value in answer.headers.items():

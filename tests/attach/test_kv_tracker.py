@@ -53,7 +53,7 @@ def test_the_recorded_servers_cache_is_right_at_every_sequence_number() -> None:
             reduce(state, event)
         assert published(state) == +truth, seq
         assert state.pool is not None
-        assert state.pool.counts == [109 - truth.total(), truth.total(), 0, 0]
+        assert state.pool.counts == [109 - truth.total(), truth.total(), 0, 0, 0]
         assert attached(state).streams[f"{A} rank 0"].last_seq == seq
     assert (num_messages, num_stored, num_removed, truth.total()) == (94, 249, 146, 103)
     seen = attached(state)

@@ -153,12 +153,46 @@ def test_any_policy_can_follow_any_other_with_a_queue_that_waits(policy):
     assert sum(e.phase == "finished" for e in outlet.of(RequestEvent)) == 8
 
 
-@pytest.mark.parametrize("changes", [{"policy": "lpn"}, {"num_blocks": 9}, {"arrival_rate": 0}, {"arrival_rate": "x"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": "lpn"},
+        {"block_size": 9},
+        {"num_blocks": 33},
+        {"num_blocks": 0},
+        {"num_blocks": "9"},
+        {"arrival_rate": 0},
+        {"arrival_rate": "x"},
+    ],
+)
 def test_what_cannot_be_changed_is_told_and_nothing_is(changes):
     outlet, loop = run(ListSource([request(0)]), ListInbox({0: [SetConfig(changes)]}))
     assert outlet.of(Notice)[0].level == "warning"
     assert not outlet.of(ConfigChanged)
     assert loop.source.rate == 1.0
+
+
+def test_another_allocator_refuses_a_change_of_the_pool_size_in_one_line():
+    outlet, _ = run(
+        ListSource([request(0)]), ListInbox({0: [SetConfig({"num_blocks": 9})]}), allocator="contiguous-oracle",
+        max_model_len=64,
+    )  # fmt: skip
+    assert outlet.of(Notice)[0].text == (
+        "changing the pool size needs the paged allocator, this engine uses contiguous-oracle"
+    )
+
+
+def test_a_request_larger_than_the_limit_waits_paused_until_the_limit_is_raised():
+    """13 prompt tokens take four blocks of four; the pool is held at three, then at four."""
+    inbox = ListInbox({0: [SetConfig({"num_blocks": 3})]}, [[SetConfig({"num_blocks": 5}), Resume()]])
+    outlet, loop = run(ListSource([request(0, prompt=13, out=2)]), inbox, num_blocks=8)
+    paused = outlet.of(Paused)
+    assert [event.reason for event in paused] == [
+        "q0 needs 4 blocks and nothing else runs, the pool is limited to 3 of 8: raise its size"
+    ]
+    assert [event.changes for event in outlet.of(ConfigChanged)] == [{"num_blocks": 3}, {"num_blocks": 5}]
+    assert [e.finish_reason for e in outlet.of(RequestEvent) if e.phase == "finished"] == ["length"]
+    loop.engine.check()
 
 
 def test_a_changed_arrival_rate_scales_what_is_still_to_come():

@@ -12,7 +12,7 @@ from kvtop.engine.types import NULL_BLOCK
 from kvtop.state import ring as ring_module
 from kvtop.state.block_history import BlockHistory
 from kvtop.state.block_orders import MEANING, ORDERS
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState, RunState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolState, RunState
 from kvtop.state.prefix_tree import PrefixTree
 from kvtop.state.reduce import reduce
 from kvtop.state.ring import Ring
@@ -56,10 +56,10 @@ def test_orders_are_what_they_say(seed: int) -> None:
     expected = driver.engine.allocator.pool.evictor.peek(24, ())  # type: ignore[attr-defined]
     assert idle[: len(expected)] == expected
     states = [pool.state[b] for b in found["eviction"]]
-    assert states == sorted(states, key=[FRESH, IDLE, IN_TRANSFER, USED].index) or driver.pinned
+    assert states == sorted(states, key=[FRESH, IDLE, IN_TRANSFER, USED, WITHHELD].index) or driver.pinned
     held = dict.fromkeys(b for seq in state.sequences.values() for t in seq.tables for b in t if b != NULL_BLOCK)
     assert found["owner"][: len(held)] == list(held)
-    ages = [pool.since_step[b] for b in found["age"] if pool.state[b] != FRESH]
+    ages = [pool.since_step[b] for b in found["age"] if pool.state[b] not in (FRESH, WITHHELD)]
     assert ages == sorted(ages)
     published = [b for b in range(24) if pool.key[b] is not None]
     assert set(found["prefix"][: len(published)]) == set(published)
@@ -119,4 +119,6 @@ def ring_of(decision: tuple) -> tuple[int, ...]:
             return (decision[3], decision[4])
         case "unpublish" | "pin" | "unpin":
             return (decision[2],)
+        case "withhold" | "give_back":
+            return (decision[1],)
     return ()

@@ -1,0 +1,164 @@
+"""Servers that mean harm, or have lost their minds: each is named for what it is, in bounded time and memory."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from attach_helpers import attached, folded, gauge, sample
+from fake_server import Answer, FakeMetrics, recorded_metrics
+
+from kvtop.attach import scrape
+from kvtop.attach.scrape import Scraper, address_of
+from kvtop.attach.tokenize import NoTokens, tokens_by_server
+from kvtop.cli.main import main
+
+WHOLE = recorded_metrics()[-1][1].encode()
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+
+
+@contextmanager
+def talking(say: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that says to each caller what ``say`` does, whatever it was asked."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = listening.accept()
+                with caller, suppress(OSError):
+                    caller.recv(65_536)
+                    say(caller)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(5)
+
+
+def forever(*pieces: bytes, every_s: float = 0.0, before: bytes = b"") -> Callable[[socket.socket], None]:
+    def say(caller: socket.socket) -> None:
+        caller.sendall(before)
+        while True:
+            for piece in pieces:
+                caller.sendall(piece)
+                time.sleep(every_s)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("say", "why"),
+    [
+        (forever(b"x", every_s=0.02), "slow"),  # a status line that never ends
+        (forever(b"a", every_s=0.02, before=HEAD + b"X-Long: "), "slow"),
+        (forever(b"X: y\r\n", every_s=0.02, before=HEAD), "slow"),
+        (forever(b"X: y\r\n", before=HEAD), "bad response: no HTTP"),
+        (forever(b"y" * 4096, before=HEAD + b"X: "), "bad response: no HTTP"),
+        (forever(b"x 1\n", every_s=0.02, before=HEAD + b"\r\n"), "slow"),
+        (forever(b"4\r\nx 1\n\r\n", every_s=0.02, before=HEAD + b"Transfer-Encoding: chunked\r\n\r\n"), "slow"),
+        (forever(b"x 1\n" * 4096, before=HEAD + b"\r\n"), "bad response: more than 2 MiB"),
+    ],
+)  # fmt: skip
+def test_an_answer_without_an_end_is_given_up_in_time(
+    say: Callable[[socket.socket], None], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape, "MAX_BODY_BYTES", 2 << 20)
+    with talking(say) as url:
+        began = time.monotonic()
+        found = Scraper(address_of(url), timeout_s=0.7).look(1, 0)
+        took_s = time.monotonic() - began
+    assert found.problem.startswith(why)
+    assert took_s < 3.0
+
+
+def test_a_hundred_megabytes_are_read_up_to_the_limit_only() -> None:
+    sent = 0
+
+    def say(caller: socket.socket) -> None:
+        nonlocal sent
+        caller.sendall(HEAD + b"Content-Length: 104857600\r\n\r\n")
+        for _ in range(100):
+            caller.sendall(b"vllm:x 1\n" * 116_508)
+            sent += 1 << 20
+
+    with talking(say) as url:
+        tracemalloc.start()
+        found = Scraper(address_of(url), timeout_s=30).look(1, 0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert found.problem == "bad response: more than 64 MiB"
+    assert sent < 80 << 20
+    assert peak < 80 << 20
+
+
+def test_a_compressed_answer_that_nobody_asked_for_is_named() -> None:
+    with FakeMetrics(Answer(gzip.compress(WHOLE), headers={"Content-Encoding": "gzip"})) as fake:
+        found = Scraper(address_of(fake.url)).look(1, 0)
+        assert "gzip" not in fake.requests[0].get("Accept-Encoding", "identity")
+    assert found.problem == "bad response: its encoding is gzip, which was not asked for"
+    bomb = Answer(gzip.compress(b"x 1\n" * 5_000_000))  # and one that does not say so
+    with FakeMetrics(bomb) as fake:
+        assert "is not UTF-8" in Scraper(address_of(fake.url)).look(1, 0).problem
+
+
+def test_a_series_told_twice_counts_once() -> None:
+    text = gauge("vllm:num_requests_running", 3, engine="0", model_name="m")
+    state = folded([sample(1, text * 2), sample(2, text + text.replace(" 3", " 5"))])
+    (engine,) = attached(state).engines
+    assert engine.points[0].sample.gauges["running"] == 3
+    assert engine.last.gauges["running"] == 5  # what was told last
+    names = 'engine="0",model_name="m"'
+    turned = 'model_name="m",engine="0"'
+    counters = f"vllm:prompt_tokens_total{{{names}}} 7\nvllm:prompt_tokens_total{{{turned}}} 7\n"
+    assert sample(1, counters).engines[0].counters["prompt_tokens"] == 7
+
+
+def test_a_model_name_goes_into_no_header_and_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "m\\nX-Evil: 1\\r\\n\\r\\nGET /evil"  # as the exposition escapes a line break
+    text = gauge("vllm:num_requests_running", 1, engine="0", model_name=name)
+    with FakeMetrics(Answer(text.encode())) as fake:
+        fake.on_post = Answer(b'{"tokens": [1]}')
+        found = Scraper(address_of(fake.url)).look(1, 0)
+        assert "\n" in found.engines[0].model
+        assert tokens_by_server(address_of(fake.url), found.engines[0].model, "x", api_key=None, timeout_s=5) == [1]
+        assert {request["path"] for request in fake.requests} == {"/metrics", "/tokenize"}
+        assert not any("X-Evil" in key for request in fake.requests for key in request)
+        main(["doctor", fake.url])
+    assert not any(line.startswith(("X-Evil", "GET /evil")) for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["once", "--json"]])
+def test_commands_do_not_wait_for_a_server_that_drips_its_headers(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with talking(forever(b"a", every_s=0.02, before=HEAD + b"X: ")) as url:
+        began = time.monotonic()
+        assert main([words[0], url, *words[1:], "--timeout", "0.5"]) != 0
+        assert time.monotonic() - began < 8.0
+    said = capsys.readouterr()
+    assert "slow" in said.out + said.err
+
+
+def test_a_tokenizer_page_without_an_end_is_given_up_in_time() -> None:
+    drip = forever(b"1,", every_s=0.02, before=HEAD + b'\r\n{"tokens": [')
+    with talking(drip) as url, pytest.raises(NoTokens, match="slow"):
+        tokens_by_server(address_of(url), "", "x", api_key=None, timeout_s=0.5)
+
+
+def test_a_recording_of_a_hostile_server_stays_readable(tmp_path: Path) -> None:
+    text = gauge("vllm:num_requests_running", 1, engine="\x1b]0;x\x07", model_name="\u202e[/]" + "m" * 5000)
+    with FakeMetrics(Answer(text.encode())) as fake:
+        assert main(["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "1", "--interval", "0.2"]) == 0
+    assert main(["report", str(tmp_path / "run")]) in (0, 1, 2)
