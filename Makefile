@@ -46,5 +46,5 @@ setup-dev:
 	@.ci/setup dev
 
 clean:  ## remove .venv and what building and checking left behind (results stay)
-	rm -rf .venv build dist *.egg-info .ruff_cache .pytest_cache .hypothesis snapshot_report.html
+	rm -rf .venv build dist *.egg-info .ruff_cache .pytest_cache .hypothesis
 	find kvtop engine kernels workloads tests -name __pycache__ -type d -prune -exec rm -rf {} +

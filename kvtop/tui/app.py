@@ -6,7 +6,6 @@ import gc
 import os
 import time
 from collections import deque
-from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -15,13 +14,14 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from kvtop.engine.errors import KvtopError
-from kvtop.engine.events import Command, Pause, Resume, RunUntil, SetBreakpoints, SetConfig, Step
+from kvtop.engine.events import Command, Pause, Resume, RunUntil, SetBreakpoints, Step
 from kvtop.run.breakpoints import FORMS as BREAKPOINT_FORMS
 from kvtop.run.breakpoints import parse_breakpoint
 from kvtop.state.model import RunState
 from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
-from kvtop.tui.commands import KvtopCommands
+from kvtop.tui.ahead import Ahead
+from kvtop.tui.commands import KvtopCommands, change
 from kvtop.tui.device_watch import DeviceWatch
 from kvtop.tui.feed import FOLD_BUDGET_S, Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
@@ -29,6 +29,7 @@ from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.screens.base import FrameScreen, PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
+from kvtop.tui.suspend import suspend_on_signals
 from kvtop.tui.terminal import exit_on_signals
 from kvtop.tui.theme import DEFAULT, PALETTES, themes
 from kvtop.tui.widgets.lines import DrawnWidget
@@ -42,7 +43,7 @@ CTRL_C_WINDOW_S = 1.0
 SLICE_S, REST_S = FOLD_BUDGET_S, 0.01
 KEY_SLICE_S, KEY_REST_S = 0.01, 0.03
 KEY_WINDOW_S = 0.4
-LOAD_EVERY_S = 0.3  # a module that a screen not shown yet needs, so that its key need not wait for that
+LONGEST_TICK_S = 0.5  # what a suspended process misses is not made up for
 NEXT_EVENT = ("preempt", "evict", "reject")
 _SCREENS = Binding.Group("screens", compact=True)
 
@@ -79,6 +80,7 @@ class KvtopApp(App[None]):
         Binding("question_mark,f1", "help", "help", key_display="?", tooltip="help on this screen"),
         Binding("q,f10", "quit", "quit", tooltip="quit (also Ctrl+C twice)"),
         Binding("ctrl+c", "interrupt", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, tooltip="to the shell; fg comes back. The engine waits"),
     ]
 
     def __init__(
@@ -123,19 +125,13 @@ class KvtopApp(App[None]):
         self.set_class(self.ascii, "-ascii")
         if self._signals:
             exit_on_signals(self)
+            suspend_on_signals(self)
         self.theme_changed_signal.subscribe(self, lambda _: self._restyle())
-        self.push_screen(self._screen_of(SCREENS[0]))
+        self.push_screen(self.screen_of(SCREENS[0]))
         self.set_interval(1 / self.hz, self.tick)
         self.call_after_refresh(self.tick)
         self.call_after_refresh(gc.enable)  # ``rarely_searched`` has turned it off until now
-        self._to_load = [*(entry.module for entry in SCREENS[1:]), "numpy"]  # which sorts the block map
-        self._loading = self.set_interval(LOAD_EVERY_S, self._load_screen)
-
-    def _load_screen(self) -> None:
-        if not self._to_load:
-            self._loading.stop()
-        elif self.is_running and not self._has_priority_input:
-            import_module(self._to_load.pop(0))
+        self.ahead = Ahead(self)
 
     def _restyle(self) -> None:
         """Widgets that draw their own rows keep what they have drawn: of another theme it is no longer right."""
@@ -189,6 +185,11 @@ class KvtopApp(App[None]):
         opening = isinstance(self.screen, FrameScreen) and self.screen is not self._shown_on
         return opening or time.monotonic() - self._input_s < KEY_WINDOW_S
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody waits for anything: there is time for what is not needed yet."""
+        return not self._has_priority_input and not (self.lanes or self.feed).behind
+
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, (events.Key, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)):
             self._input_s = time.monotonic()
@@ -196,7 +197,7 @@ class KvtopApp(App[None]):
 
     def _play(self) -> None:
         now_s = time.monotonic()
-        self.timeline.play(now_s - self._ticked_s)
+        self.timeline.play(min(now_s - self._ticked_s, LONGEST_TICK_S))
         self._ticked_s = now_s
         if self._start_speed is not None and self._has_steps:
             self.timeline.to_start()
@@ -220,7 +221,7 @@ class KvtopApp(App[None]):
         now = (
             *(id(state), state.version, state.status, state.t_ns, native, self.timeline.version),
             *(live.status, live.t_ns // 1_000_000_000, tuple(self.selected.items())),
-            self.lanes.num_events if self.lanes else 0,
+            *(self.lanes.num_events if self.lanes else 0, self.feed.num_prompts),
         )
         if isinstance(screen, TextDialog):
             screen.follow(state)
@@ -236,9 +237,11 @@ class KvtopApp(App[None]):
         self._shown, self._shown_on = now, screen
         self._sharing.update(state.pool)
         dirty = state.pool.dirty if state.pool else set()
+        read = 1.0 if has_ended(live) else getattr(self.session, "share_read", 1.0)
         frame = Frame(
-            state, self.timeline, dirty, whole, self._sharing, dict(self.selected), native, is_replay=self.is_replay
-        )
+            state, self.timeline, dirty, whole, self._sharing, dict(self.selected), native, self.is_replay, read,
+            self.feed.prompt,
+        )  # fmt: skip
         with self.batch_update():
             screen.show_frame(frame)
         dirty.clear()
@@ -248,7 +251,8 @@ class KvtopApp(App[None]):
 
     # Screens and what is selected ----------------------------------------------------------------------------
 
-    def _screen_of(self, entry: ScreenEntry) -> FrameScreen:
+    def screen_of(self, entry: ScreenEntry) -> FrameScreen:
+        """The screen itself, made at the first call."""
         if entry.name not in self._screens:
             screen = self._screens[entry.name] = entry.load()()
             self.install_screen(screen, entry.name)
@@ -272,7 +276,7 @@ class KvtopApp(App[None]):
         self._switch(entry)
 
     def _switch(self, entry: ScreenEntry) -> None:
-        self.switch_screen(self._screen_of(entry))
+        self.switch_screen(self.screen_of(entry))
 
     def go_back(self) -> None:
         """To the screen, and the moment, that the last lead was followed from."""
@@ -291,6 +295,7 @@ class KvtopApp(App[None]):
     def choose(self, kind: str, id: str | int) -> None:
         """Remember ``id`` as the request, block or prefix that was chosen last; screens mark it."""
         self.selected[kind] = id
+        self.feed.chosen(kind)
 
     def select(self, kind: str, id: str | int) -> None:
         """Go where the request, block, prefix or step ``id`` is shown. A step is the moment all screens go to."""
@@ -312,7 +317,7 @@ class KvtopApp(App[None]):
 
     def _show_selected(self, entry: ScreenEntry, kind: str, id: str | int) -> None:
         """Once the screen has drawn: it knows its rows and its size then."""
-        screen = self._screen_of(entry)
+        screen = self.screen_of(entry)
         if isinstance(screen, PanelScreen):
             screen.call_after_refresh(screen.show_selection, kind, id)
 
@@ -342,7 +347,7 @@ class KvtopApp(App[None]):
         """There is one that takes commands: none in a recording, none of an attached server's."""
         return not self.is_replay and self.state.attached is None and self.state.manifest.get("executor") != "attached"
 
-    def _send(self, command: Command) -> None:
+    def send_command(self, command: Command) -> None:
         self.session.send(command)
         self.set_timer(0.03, self.tick)  # show the answer without waiting for the next regular tick
 
@@ -350,23 +355,23 @@ class KvtopApp(App[None]):
         self.go(name)
 
     def action_pause(self) -> None:
-        self._send(Pause())
+        self.send_command(Pause())
 
     def action_resume(self) -> None:
-        self._send(Resume())
+        self.send_command(Resume())
 
     def action_step(self) -> None:
         self.timeline.go_live()
-        self._send(Step(1))
+        self.send_command(Step(1))
 
     def action_until(self) -> None:
         """Breakpoints stop it too."""
         self.timeline.go_live()
-        self._send(RunUntil(list(NEXT_EVENT)))
+        self.send_command(RunUntil(list(NEXT_EVENT)))
 
     def set_breakpoints(self, texts: list[str]) -> None:
         self.breakpoints = list(dict.fromkeys(texts))
-        self._send(SetBreakpoints(self.breakpoints))
+        self.send_command(SetBreakpoints(self.breakpoints))
 
     def action_breakpoint(self) -> None:
         screen = self.screen
@@ -414,7 +419,7 @@ class KvtopApp(App[None]):
 
     def action_change(self, name: str, value: str) -> None:
         """Change the configuration of the engine while it runs."""
-        self._send(SetConfig({name: float(value) if name == "arrival_rate" else value}))
+        change(self, name, value)
 
     def action_failure(self) -> None:
         if not isinstance(self.screen, FailureScreen):

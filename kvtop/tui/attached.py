@@ -171,7 +171,7 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
         )
         for engine in server.engines.values() if len(server.engines) > 1 else ():
             used = engine.last.gauges.get("usage")
-            share = "-" if used is None else f"{used:.1%}"
+            share = "-" if used is None else f"{100 * used:.1f} %"
             out.append([(f"  engine {clean(engine.last.engine)}  {share} in use", "soft")])
     for stream in attached.streams.values():
         name: Line = [("events   ", "soft"), (f"{clean(stream.source)} rank {stream.rank}", "text")]

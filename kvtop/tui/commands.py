@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.types import IgnoreReturnCallbackType
 
+from kvtop.engine.errors import UsageError
+from kvtop.engine.events import SetConfig
+from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean
 from kvtop.tui.theme import PALETTES
 from kvtop.tui.widgets.key_bar import key_name
+
+if TYPE_CHECKING:
+    from kvtop.tui.app import KvtopApp
 
 _LEFT_OUT = ("command_palette", "screen.copy_text")
 
@@ -20,6 +27,42 @@ RATES = {
     "1": "as the workload says", "2": "twice that", "5": "five times that", "0.5": "half of that",
     "0.2": "a fifth of that",
 }  # fmt: skip
+
+
+POOL_SIZES = {"100%": "all blocks", "75%": "three quarters", "50%": "half", "25%": "a quarter", "": "ask for a number"}
+
+
+def blocks_of(text: str, num_blocks: int) -> int:
+    """``text``, a number of blocks or a share of all ``num_blocks`` in percent, as a number of blocks, at least 1.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    number = text.strip().replace(",", "")
+    is_share = number.endswith("%")
+    try:
+        value = float(number[:-1]) / 100 * num_blocks if is_share else int(number)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= num_blocks:
+        expected = f"blocks from 1 to {num_blocks:,}, or a share of them like 50%"
+        raise UsageError(f"pool size {clean(text)!r}: expected {expected}")
+    return max(1, round(value))
+
+
+def change(app: KvtopApp, name: str, value: str) -> None:
+    """Change ``name`` of the engine's configuration to ``value``, as text; of the pool's size "" asks for a number."""
+    pool = app.state.pool
+    if name == "arrival_rate":
+        app.send_command(SetConfig({name: float(value)}))
+    elif name != "num_blocks":
+        app.send_command(SetConfig({name: value}))
+    elif pool is not None and value:
+        app.send_command(SetConfig({name: blocks_of(value, pool.num_blocks)}))
+    elif pool is not None:
+        hint = f"a number of blocks from 1 to {pool.num_blocks:,}, or a share of them like 50%"
+        screen = AskScreen("Pool size", hint, str(pool.limit), lambda text: blocks_of(text, pool.num_blocks))
+        app.push_screen(screen, lambda text: change(app, name, text) if text else None)
 
 
 class KvtopCommands(Provider):
@@ -62,6 +105,8 @@ def _changes() -> Iterator[tuple[str, str]]:
         yield f"queue policy {name}: {meaning}", f"app.change('policy', '{name}')"
     for factor, words in RATES.items():
         yield f"arrival rate: {words}", f"app.change('arrival_rate', '{factor}')"
+    for size, words in POOL_SIZES.items():
+        yield f"pool size: {words}", f"app.change('num_blocks', '{size}')"
 
 
 def _plain(text: str) -> Content:

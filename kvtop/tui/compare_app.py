@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtop.engine.errors import UsageError
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.feed import StartableSession
+from kvtop.tui.garbage import rarely_searched
 from kvtop.tui.glyphs import locale_is_utf8
 from kvtop.tui.lanes import Lanes
 from kvtop.tui.launch import stop_session
@@ -76,7 +77,7 @@ def run_side_by_side(
     try:
         for _, session in runs:
             session.start()
-        with captured_stderr() as native:
+        with rarely_searched(), captured_stderr() as native:
             ascii_only = options.pop("ascii", False) or not locale_is_utf8()
             lanes = Lanes(runs, keep_all=replay, pace=pace)
             app = CompareApp(lanes, replay=replay, ascii=ascii_only, native=native, signals=True, **options)

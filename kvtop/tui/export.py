@@ -70,5 +70,7 @@ def table_csv(screen: Screen) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.title for column in table.columns])
     for row_id in table.ids:
-        writer.writerow([text for text, _ in table.cells(row_id)])
+        cells = table.cells(row_id)
+        if len(cells) == len(table.columns):  # not what heads a group
+            writer.writerow([text for text, _ in cells])
     return out.getvalue()

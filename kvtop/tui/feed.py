@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from kvtop.engine.events import Command, Event, Keyframe, RunEnded, StepEvent
+from kvtop.engine.events import Command, Event, Keyframe, PromptKeys, RunEnded, StepEvent
 from kvtop.state.timeline import Timeline
 
 FOLD_BUDGET_S = 0.06  # of a tick
@@ -45,12 +45,15 @@ class Feed:
         """``watch`` is given every event once it has been folded."""
         self.session, self.timeline, self._watch = session, timeline, watch
         self.end: RunEnded | None = None
+        self.prompt: PromptKeys | None = None  # the last answer about a prompt
+        self.num_prompts = 0  # answers so far
         self.num_events = 0
         self.fold_s = 0.0  # CPU seconds spent folding
         self.cpu_clock: Callable[[], float] = time.thread_time
+        self.wall_clock: Callable[[], float] = time.monotonic
         self._pending: deque[Event] = deque()
         self._broken = False  # the session can no longer be read
-        self._clock_base = (0, time.monotonic())  # the run's clock at the last event, and when that was
+        self._clock_base = (0, self.wall_clock())  # the run's clock at the last event, and when that was
 
     @property
     def behind(self) -> bool:
@@ -61,6 +64,11 @@ class Feed:
     def lag(self) -> int:
         """How many."""
         return len(self._pending)
+
+    @property
+    def next_ns(self) -> float:
+        """When the next event to be folded happened; infinite where there is none."""
+        return time_of(self._pending[0]) if self._pending else math.inf
 
     @property
     def reach_ns(self) -> float:
@@ -79,7 +87,7 @@ class Feed:
                     self._pending.extend(self.session.poll(0.0))
                     if not self._pending:
                         break
-                if time_of(self._pending[0]) > until_ns:
+                if self.next_ns > until_ns:
                     break
                 self._fold(self._pending.popleft())
         except Exception as error:  # the run is lost, the terminal and what was seen so far are not
@@ -91,7 +99,19 @@ class Feed:
             self._fold(RunEnded(t_ns=t_ns, status="failed", error=line, traceback=text, exit_code=1))
         self.fold_s += self.cpu_clock() - began
 
+    def tell_prompt(self, answer: PromptKeys | None) -> None:
+        """``answer`` is shown from now on; None: nothing is."""
+        self.prompt, self.num_prompts = answer, self.num_prompts + 1
+
+    def chosen(self, kind: str) -> None:
+        """A request that is chosen is looked up in place of a prompt."""
+        if kind == "request" and self.prompt is not None:
+            self.tell_prompt(None)
+
     def _fold(self, event: Event) -> None:
+        if isinstance(event, PromptKeys):  # for whoever asked; no part of the run
+            self.tell_prompt(event)
+            return
         self.timeline.fold(event)
         if self._watch is not None:
             self._watch(event)
@@ -101,7 +121,7 @@ class Feed:
             # garbage would hold up a frame for a tenth of a second.
             gc.collect()
             gc.freeze()
-        self._clock_base = (self.timeline.live.t_ns, time.monotonic())
+        self._clock_base = (self.timeline.live.t_ns, self.wall_clock())
         if isinstance(event, RunEnded):
             self.end = event
 
@@ -109,6 +129,6 @@ class Feed:
         """Between events of a run in real time, let its clock go on once a second: ages and rates stay true."""
         state, (t_ns, at_s) = self.timeline.live, self._clock_base
         if state.status == "running" and state.manifest.get("clock") == "real":
-            now_ns = t_ns + int((time.monotonic() - at_s) * 1e9)
+            now_ns = t_ns + int((self.wall_clock() - at_s) * 1e9)
             if now_ns - state.t_ns >= 1_000_000_000:
                 state.t_ns = now_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvtop.engine.events import PromptKeys
 from kvtop.state.model import PoolState, RunState
 from kvtop.state.timeline import Timeline
 
@@ -55,6 +56,8 @@ class Frame:
     selected: dict[str, str | int] = field(default_factory=dict)  # kind (request, block, prefix) -> what was chosen
     native: str = ""  # last line that native code wrote to file descriptor 2
     is_replay: bool = False
+    share_read: float = 1.0  # of a recording that is looked at
+    prompt: PromptKeys | None = None  # the prompt that was asked about last
 
 
 def is_virtual(state: RunState) -> bool:

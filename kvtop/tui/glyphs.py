@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import os
 
-FRESH, IDLE, USED, PARTIAL, TRANSFER, MANY = ".", "░", "▪", "▫", "~", "+"
+FRESH, IDLE, USED, PARTIAL, TRANSFER, MANY, WITHHELD = ".", "░", "▪", "▫", "~", "+", "x"
 BARS = " ▁▂▃▄▅▆▇█"
 
 _STAND_INS = {

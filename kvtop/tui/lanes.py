@@ -62,9 +62,8 @@ class Lanes:
     @property
     def behind(self) -> bool:
         """There is something that could be folded now."""
-        return not self.is_held and any(
-            lane.feed.lag and lane.timeline.live.t_ns < self._limit() for lane in self.lanes
-        )
+        limit = self._limit()
+        return not self.is_held and any(lane.feed.lag and lane.feed.next_ns <= limit for lane in self.lanes)
 
     def _limit(self) -> float:
         """As far as all runs are known, and the pace allows."""

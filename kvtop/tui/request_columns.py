@@ -169,10 +169,6 @@ def ending(row: EndedRow) -> str:
     """How a request ended, in words."""
     event = row.event
     match event.finish_reason:
-        case "stop":
-            return "ended by itself"
-        case "length":
-            return "token limit"
         case "capacity":
             return "pool too small to go on"
         case "rejected" | "failed" as reason:

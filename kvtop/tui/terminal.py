@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 NATIVE_LINES = 200  # of file descriptor 2, the last ones kept
 LOOK_EVERY_S = 2.0  # whether the terminal is still there
-EXIT_GONE = 128 + signal.SIGHUP
+SIGHUP = 1  # which Windows has no name for
+EXIT_GONE = 128 + SIGHUP
 
 
 def check_terminal() -> None:
@@ -78,8 +79,9 @@ def exit_on_signals(app: App) -> None:
     A terminal that is gone tells it, too: not every one that is closed sends SIGHUP, and not every process gets it.
     """
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        loop.add_signal_handler(number, lambda code=128 + number: app.exit(return_code=code))
+    for number in (signal.SIGTERM, SIGHUP, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):  # Windows: its loop knows no signals
+            loop.add_signal_handler(number, lambda code=128 + number: app.exit(return_code=code))
     if "TEXTUAL_DRIVER" not in os.environ:
         app.set_interval(LOOK_EVERY_S, lambda: None if has_terminal() else app.exit(return_code=EXIT_GONE))
 

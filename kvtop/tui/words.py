@@ -34,7 +34,7 @@ def wait_reason(seq: SequenceState, state: RunState) -> str:
             budget = state.manifest.get("max_batched_tokens")
             return f"step's {budget:,} tokens spent" if isinstance(budget, int) else "step's token budget spent"
         case "preempting":
-            return f"{blocker} was preempted in this step" if blocker else "a preemption happened in this step"
+            return f"{blocker} was preempted in this step" if blocker else "a preemption in this step"
         case "head_of_line":
             return f"behind {blocker}" if blocker else "behind the head of the queue"
         case "fault":

@@ -20,11 +20,12 @@ from import_graph import LINKED, ROOT, Import, imports_in, imports_of, source_fi
 
 TOPS = ("kernels", "engine", "workloads", "kvtop")
 VOCABULARY = {"kvtop.engine.types", "kvtop.engine.config", "kvtop.engine.errors"}
-# What front ends may know of the engine: its words, the tables of names (policies, models) a user chooses from, and the
-# arithmetic of a simulated step.
+# What front ends may know of the engine: its words, the tables of names (policies, models) a user chooses from, the
+# arithmetic of a simulated step, and of the keys of blocks.
 FRONT = {
     *VOCABULARY,
     "kvtop.engine.events",
+    "kvtop.engine.keys",
     "kvtop.engine.policies.registry",
     "kvtop.engine.executors.models",
     "kvtop.engine.executors.sim_cost",
@@ -40,8 +41,9 @@ CHILD = {
     "kvtop/run/child.py": {"kvtop.engine.worker", "kvtop.engine.recorder", "kvtop.engine.clock"},
     "kvtop/run/loop.py": {"kvtop.engine.engine"},
     "kvtop/run/answers.py": {"kvtop.engine.engine", "kvtop.engine.text"},
+    "kvtop/run/prompts.py": {"kvtop.engine.engine"},
 }
-CHILD_MODULES = {"kvtop.run.child", "kvtop.run.loop", "kvtop.run.answers"}
+CHILD_MODULES = {"kvtop.run.child", "kvtop.run.loop", "kvtop.run.answers", "kvtop.run.prompts"}
 KERNEL_LIBRARIES = {"torch", "triton", "numpy", "llvmlite"}
 
 

@@ -27,7 +27,7 @@ def _belongs(path: Path) -> bool:
     relative = path.relative_to(ROOT)
     linked = relative.parts[0] == "kvtop" and relative.parts[1] in LINKED
     recorded = relative.parts[0] == "results" and len(relative.parts) > 2
-    generated = "__pycache__" in relative.parts or relative.name == "snapshot_report.html"
+    generated = "__pycache__" in relative.parts
     return not (linked or recorded or generated)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -15,6 +17,10 @@ from kvtop.state.model import RunState
 os.environ["TEXTUAL_ANIMATIONS"] = "none"  # read when textual is imported
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept-pictures", action="store_true", help="keep what the screens look like now")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run ``async def`` tests with asyncio.run."""
@@ -23,6 +29,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture
+def check_picture(request: pytest.FixtureRequest, tmp_path: Path) -> Callable:
+    """``check_picture(picture, name)``: it looks like the kept one of that name (``tui_pictures.compare``)."""
+    from tui_pictures import compare
+
+    accept = bool(request.config.getoption("--accept-pictures", default=False))
+    return lambda picture, name: compare(picture, name, tmp_path, accept)
 
 
 @pytest.fixture(scope="module")

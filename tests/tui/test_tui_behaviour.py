@@ -87,7 +87,7 @@ async def test_hits_in_host_memory_are_shown_where_there_is_a_host_tier():
             await settled(pilot)
             assert line in screen_text(app)
             assert ("host hits" in screen_text(app)) == bool(blocks)
-            assert "evicted 0" in screen_text(app)
+            assert "evictions 0" in screen_text(app)
 
 
 async def test_p_pauses_then_resumes_and_n_steps_only_while_paused():

@@ -1,4 +1,4 @@
-"""Block map and radix tree as pictures: three sizes, live and frozen, a small run and a pool of 100,000 blocks."""
+"""Block map and radix tree as pictures: with a request chosen, frozen, and of a pool of 100,000 blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from tui_fakes import app_with, go, recorded, settled
+from tui_pictures import shot
 
 from kvtop.engine.events import BlockRow, Event, Keyframe, Paused, RunStarted, SequenceRow
 from kvtop.tui import block_view
@@ -19,7 +20,6 @@ def _the_same_every_time(monkeypatch):
     monkeypatch.setattr(block_view, "RESORT_S", 0.0)
 
 
-SIZES = [(80, 24), (120, 40), (200, 50)]
 NUM_BLOCKS, SEQUENCES = 100_000, 3_000
 
 
@@ -69,27 +69,29 @@ def large() -> tuple[Event, ...]:
     return RunStarted(run_id="large", manifest=manifest), key, Paused(t_ns=60 * 10**9)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("key", ["2", "3"], ids={"2": "blocks", "3": "tree"}.get)
-def test_live(snap_compare, key, size):
+async def test_with_a_request_chosen(check_picture, key):
     async def before(pilot):
         await settled(pilot)
         pilot.app.choose("request", "conv-26")
         await go(pilot, key, "down")
 
-    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=before)
+    name = {"2": "blocks", "3": "tree"}[key]
+    check_picture(await shot(app_with(recorded()), (120, 40), before), f"more/{name}-with-a-request-chosen")
 
 
-@pytest.mark.parametrize("keys", [("2", "o", "g"), ("2", "d", "o", "o"), ("3",)], ids=["owner", "one-a-cell", "tree"])
-def test_large(snap_compare, keys):
+@pytest.mark.parametrize(
+    ("name", "keys"), [("owner", ("2", "o", "g")), ("one-a-cell", ("2", "d", "o", "o")), ("tree", ("3",))]
+)
+async def test_large(check_picture, name, keys):
     async def before(pilot):
         await settled(pilot)
         await go(pilot, *keys, "pagedown")
 
-    assert snap_compare(app_with(large()), terminal_size=(200, 50), run_before=before)
+    check_picture(await shot(app_with(large()), (200, 50), before), f"more/large-{name}")
 
 
-def test_frozen_with_a_block_followed(snap_compare):
+async def test_frozen_with_a_block_followed(check_picture):
     async def before(pilot):
         await settled(pilot, Paused(t_ns=15_438_000_000))
         await go(pilot, "2", "g", "g", "g")
@@ -100,22 +102,22 @@ def test_frozen_with_a_block_followed(snap_compare):
         pilot.app.screen.query_one(BlockHistoryPanel).follows = True
         await go(pilot, "comma", "comma", "comma")
 
-    assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)
+    check_picture(await shot(app_with(recorded()), (120, 40), before), "more/frozen-with-a-block-followed")
 
 
-def test_ascii(snap_compare):
+async def test_ascii(check_picture):
     async def before(pilot):
         await settled(pilot)
         await go(pilot, "2", "right")
 
-    assert snap_compare(app_with(recorded(), ascii=True), terminal_size=(80, 24), run_before=before)
+    check_picture(await shot(app_with(recorded(), ascii=True), (80, 24), before), "more/blocks-ascii")
 
 
-def test_no_colour(snap_compare, monkeypatch):
+async def test_no_colour(check_picture, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def before(pilot):
         await settled(pilot)
         await go(pilot, "2", "g", "right")
 
-    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+    check_picture(await shot(app_with(recorded()), (80, 24), before), "more/blocks-no-colour")

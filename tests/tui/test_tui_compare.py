@@ -333,12 +333,6 @@ async def test_of_a_single_run_the_screen_says_how_to_compare():
         assert "On one clock" not in text
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_screen(snap_compare, size, monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert snap_compare(compare_app("fcfs", "sjf"), terminal_size=size, run_before=drawn)
-
-
 # The command -------------------------------------------------------------------------------------------------
 
 

@@ -43,8 +43,7 @@ def test_a_preemption_says_who_for_whom_and_what_was_lost():
     line = next(line for line in log_of(recorded()).lines if line.kind == "PREEMPT")
     assert line.step == step.step
     assert line.text == (
-        f"{decision[1]} for {decision[3]} ({decision[2]}): gives back {decision[5]:,} blocks,"
-        f" {decision[4]:,} computed tokens lost"
+        f"{decision[1]} for {decision[3]} (no blocks): gives back {decision[5]:,} blocks, loses {decision[4]:,} tokens"
     )
 
 

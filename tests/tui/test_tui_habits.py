@@ -121,6 +121,26 @@ async def test_the_palette_changes_policy_and_rate_of_a_running_engine_and_of_no
         assert app.session.sent == [SetConfig({"arrival_rate": 2.0})]
 
 
+async def test_the_palette_changes_the_pool_size_by_share_and_by_number():
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert isinstance(app.session, FakeSession)
+        pool = app.state.pool
+        assert pool is not None
+        await run_by_name(pilot, "pool size: half")
+        assert app.session.sent == [SetConfig({"num_blocks": round(pool.num_blocks / 2)})]
+        await run_by_name(pilot, "pool size: ask for a number")
+        assert isinstance(app.screen, AskScreen)
+        for text in (str(pool.num_blocks + 1), "0", "many", "101%", "nan%"):
+            app.screen.query_one(Input).value = text
+            await go(pilot, "enter")
+            assert "expected blocks from 1 to" in str(app.screen.query_one("#hint", Static).content)
+        app.screen.query_one(Input).value = "3"
+        await go(pilot, "enter")
+        assert app.session.sent[1:] == [SetConfig({"num_blocks": 3})]
+
+
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 async def test_numbers_on_the_overview_are_those_of_the_json(size):
     app = app_with(recorded())
@@ -139,3 +159,16 @@ async def test_numbers_on_the_overview_are_those_of_the_json(size):
 def test_every_screen_is_one_line_and_its_key_is_its_own():
     assert len({entry.key for entry in SCREENS}) == len(SCREENS)
     assert all(entry.load().__doc__ for entry in SCREENS)
+
+
+async def test_in_a_hundred_columns_no_figure_of_queue_cache_and_host_is_cut_off():
+    app = app_with(recorded())
+    async with app.run_test(size=(100, 32)) as pilot:
+        await settled(pilot)
+        lines = screen_lines(app)
+    top = next(index for index, line in enumerate(lines) if "Queue" in line)
+    shown = [line for line in lines[top : top + 12] if "needs" not in line and "behind head" not in line]
+    assert [line for line in shown if "…" in line] == []
+    text = "\n".join(lines)
+    for figure in ("conv-49", "recomputed 176 tok", "34.1 % of 26.0k tok", "req. 94.0 %", "memory 5.0/16.0 GiB"):
+        assert figure in text, figure

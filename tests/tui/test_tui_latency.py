@@ -10,6 +10,7 @@ import uneven_run
 from hypothesis import given
 from hypothesis import strategies as st
 from tui_fakes import app_with, go, screen_text, settled
+from tui_pictures import shot
 
 from kvtop.analysis.slo import goodput, parse_slo
 from kvtop.engine.events import Event, RequestEvent, RunStarted, StepEvent
@@ -246,22 +247,11 @@ async def test_enter_on_an_outlier_leads_to_the_request_and_of_a_gap_to_its_step
         assert not app.timeline.at_live
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_screen(snap_compare, size, monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-    async def before(pilot):
-        await settled(pilot)
-        await go(pilot, "5")
-
-    assert snap_compare(app_with(uneven_run.events()), terminal_size=size, run_before=before)
-
-
-def test_screen_of_gaps(snap_compare, monkeypatch):
+async def test_screen_of_gaps(check_picture, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
     async def before(pilot):
         await settled(pilot)
         await go(pilot, "5", "v")
 
-    assert snap_compare(app_with(uneven_run.events()), terminal_size=(120, 40), run_before=before)
+    check_picture(await shot(app_with(uneven_run.events()), (120, 40), before), "more/latency-of-gaps")

@@ -13,18 +13,31 @@ from pathlib import Path
 import pytest
 from pseudo_terminal import RESTORED, PseudoTerminal
 from rich.cells import cell_len
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+from textual.widgets import OptionList
 from tui_fakes import app_with, go, recorded, screen_lines, settled
 
 from kvtop.tui import glyphs
 from kvtop.tui.screens import SCREENS
 
 PROGRAM = """
-import sys
+import sys, time
 sys.path.insert(0, sys.argv[1])
 from tui_fakes import FakeSession, recorded
 from kvtop.tui.launch import run_app
 
-sys.exit(run_app(FakeSession(recorded()[:20]), mouse="nomouse" not in sys.argv))
+session = FakeSession(recorded()[:20])
+if "busy" in sys.argv:  # a screen whose every frame differs
+    left, began_s = list(recorded()[20:]), time.monotonic()
+    total = len(left)
+
+    def poll(timeout_s=0.0):
+        due = int(100 * (time.monotonic() - began_s))  # events a second
+        return [left.pop(0) for _ in range(min(len(left), due - total + len(left)))]
+
+    session.poll = poll
+sys.exit(run_app(session, mouse="nomouse" not in sys.argv))
 """
 
 
@@ -87,6 +100,24 @@ def test_an_old_terminal_without_colours_utf_8_or_a_mouse(terminal, tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing is written where the user stands
 
 
+@pytest.mark.parametrize("key", [b"1", b"2", b"4"])
+def test_a_busy_screen_stays_below_what_a_slow_line_carries(terminal, key):
+    screen = terminal("busy")
+    screen.read_until(b"Findings")
+    screen.press(key)
+    end_s = time.monotonic() + 0.7  # the new screen itself
+    while time.monotonic() < end_s:
+        screen._read(0.1)
+    before, end_s = len(screen.output), time.monotonic() + 2.0
+    while time.monotonic() < end_s:
+        screen._read(0.1)
+    written = len(screen.output) - before
+    assert 500 < written < 2 * 250_000  # of two seconds
+    screen.press(b"q")
+    assert screen.wait() == 0
+    os.close(screen.master)
+
+
 def test_standard_error_in_a_file_is_refused_before_anything_is_drawn(tmp_path):
     told = tmp_path / "told"
     shell = f'"{sys.executable}" -m kvtop live --executor null 2>"{told}"'
@@ -112,6 +143,26 @@ async def test_every_screen_fills_the_smallest_and_the_largest_terminal(entry):
             lines = screen_lines(app)
             assert len(lines) == height
             assert all(cell_len(line) == width for line in lines), (width, height)
+
+
+@pytest.mark.parametrize("keys", [("e",), ("b",), ("x",), ("colon",), ("question_mark",), ("4", "w")], ids="-".join)
+async def test_no_dialog_is_cut_off_at_80x24(keys):
+    app = app_with(recorded()[:-1])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press(*keys)
+        await settled(pilot)
+        await settled(pilot)
+        assert len(app.screen_stack) == 3, keys  # a dialog over a screen over the empty one
+        shown = [widget for widget in app.screen.query("*") if widget.size.area and not _scrolls(widget)]
+        assert shown
+        for widget in shown:
+            assert app.screen.region.contains_region(widget.region), (keys, widget, widget.region)
+
+
+def _scrolls(widget: Widget) -> bool:
+    """It lies in something that can be scrolled to it."""
+    return any(isinstance(node, (VerticalScroll, OptionList)) for node in widget.ancestors)
 
 
 async def test_what_a_lead_selects_is_told_beside_the_table_in_a_frozen_view_too():

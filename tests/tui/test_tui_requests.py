@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Input
 from tui_fakes import app_with, go, recorded, screen_lines, screen_text, settled
+from tui_pictures import shot
 
 from kvtop.engine.errors import UnknownName, UsageError
 from kvtop.engine.events import Keyframe, Notice, RunStarted, SequenceRow, StepEvent
@@ -376,8 +377,8 @@ async def test_a_lead_to_a_request_that_the_filter_hides_takes_the_filter_away()
         assert panel.table.selected == running
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_screen(snap_compare, size, monkeypatch):
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_screen_of_a_preempted_one(check_picture, size, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
     async def before(pilot):
@@ -389,4 +390,25 @@ def test_screen(snap_compare, size, monkeypatch):
             await go(pilot, "enter")
         await settled(pilot)
 
-    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=before)
+    check_picture(await shot(app_with(recorded()), size, before), f"more/requests-preempted-{size[0]}x{size[1]}")
+
+
+async def test_an_order_held_back_is_made_up_for_when_the_run_says_nothing_more(monkeypatch):
+    monkeypatch.setattr(requests_panel, "RESORT_S", 0.4)
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await go(pilot, "4", "s", "s")
+        panel = app.screen.query_one(RequestsPanel)
+        before = list(panel.table.ids)
+        panel._sorted_s = requests_panel.time.monotonic()
+        victim = app.state.sequences[before[0]]
+        victim.num_prompt, victim.t_sched_ns = -1, app.state.t_ns
+        panel.redraw()
+        assert panel.table.ids == before
+        deadline_s = requests_panel.time.monotonic() + 5.0
+        assert panel._is_due
+        while panel._is_due and requests_panel.time.monotonic() < deadline_s:
+            await pilot.pause(0.05)
+        assert not panel._is_due
+        assert panel.table.ids != before

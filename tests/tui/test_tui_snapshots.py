@@ -1,10 +1,10 @@
-"""The screen as a picture, from the recorded run. ``pytest tests/tui/test_tui_snapshots.py --snapshot-update`` accepts
-what it looks like now; look at it first."""
+"""Dialogs, and screens that no state of the matrix shows, as pictures (``tui_pictures``)."""
 
 from __future__ import annotations
 
 import pytest
 from tui_fakes import app_with, go, recorded, settled
+from tui_pictures import shot
 
 from kvtop.engine.events import Paused, RunEnded
 from kvtop.tui.widgets.line_table import LineTable
@@ -21,58 +21,45 @@ def _no_colour_variables(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-SIZES = [(80, 24), (120, 40), (200, 50)]
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("key", ["1", "7", "8"], ids={"1": "overview", "7": "memory", "8": "events"}.get)
-def test_screen(snap_compare, key, size):
-    async def before(pilot):
-        await settled(pilot)
-        await go(pilot, key)
-
-    assert snap_compare(app_with(recorded()), terminal_size=size, run_before=before)
-
-
-def test_frozen_at_a_preemption(snap_compare):
+async def test_frozen_at_a_preemption(check_picture):
     async def before(pilot):
         await settled(pilot, Paused(t_ns=15_438_000_000))
         await go(pilot, "comma")
 
-    assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)
+    check_picture(await shot(app_with(recorded()), (120, 40), before), "more/frozen-at-a-preemption")
 
 
-def test_help(snap_compare):
+async def test_help(check_picture):
     async def before(pilot):
         await settled(pilot)
         await go(pilot, "question_mark")
 
-    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+    check_picture(await shot(app_with(recorded()), (80, 24), before), "more/help")
 
 
-def test_explanation(snap_compare):
+async def test_explanation(check_picture):
     async def before(pilot):
         await settled(pilot)
         await go(pilot, "e")
 
-    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=before)
+    check_picture(await shot(app_with(recorded()), (80, 24), before), "more/explanation")
 
 
-def test_failed(snap_compare):
+async def test_failed(check_picture):
     end = RunEnded(t_ns=15_438_000_000, status="failed", error="RuntimeError: out of memory", traceback=TRACEBACK)
-    assert snap_compare(app_with([*recorded(), end]), terminal_size=(80, 24), run_before=settled)
+    check_picture(await shot(app_with([*recorded(), end]), (80, 24), settled), "more/failed")
 
 
-def test_ascii(snap_compare):
-    assert snap_compare(app_with(recorded(), ascii=True), terminal_size=(80, 24), run_before=settled)
+async def test_ascii(check_picture):
+    check_picture(await shot(app_with(recorded(), ascii=True), (80, 24), settled), "more/ascii")
 
 
-def test_no_colour(snap_compare, monkeypatch):
+async def test_no_colour(check_picture, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    assert snap_compare(app_with(recorded()), terminal_size=(80, 24), run_before=settled)
+    check_picture(await shot(app_with(recorded()), (80, 24), settled), "more/no-colour")
 
 
-def test_why(snap_compare):
+async def test_why(check_picture):
     """A request that was preempted and waits again."""
 
     async def before(pilot):
@@ -86,4 +73,4 @@ def test_why(snap_compare):
         await pilot.press("w")
         await settled(pilot)
 
-    assert snap_compare(app_with(recorded()), terminal_size=(120, 40), run_before=before)
+    check_picture(await shot(app_with(recorded()), (120, 40), before), "more/why")

@@ -19,6 +19,7 @@ from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
 from kvtop.tui.stats import levels, means, rates
 from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
 from kvtop.tui.widgets.grid import lay_out
+from kvtop.tui.widgets.lines import cut
 
 
 @given(st.text(max_size=40), st.integers(0, 30))
@@ -176,3 +177,10 @@ def test_the_locale_decides_about_glyphs(monkeypatch, environment, expected):
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     assert locale_is_utf8() is expected
+
+
+def test_a_line_ends_in_an_ellipsis_where_more_than_blanks_is_lost():
+    assert cut([("ab", "x"), ("cd    ", "y")], 4) == [("ab", "x"), ("cd", "y")]
+    assert cut([("ab", "x"), ("  ", ""), (" ", "y")], 2) == [("ab", "x")]
+    assert cut([("ab", "x"), ("cd   e", "y")], 4) == [("ab", "x"), ("c…", "y")]
+    assert cut([("ab", "x"), ("  ", ""), ("e", "y")], 3) == [("ab", "x"), ("…", "")]

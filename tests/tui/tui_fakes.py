@@ -12,6 +12,7 @@ from kvtop.engine.events import Command, Event
 from kvtop.results.recording import read_frames
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.device_watch import Device
+from kvtop.tui.panels import findings as findings_panel
 
 
 class FakeDevices:
@@ -57,7 +58,8 @@ def app_with(events: Iterable[Event] = (), **options) -> KvtopApp:
     """An application over a fake session that polls fast."""
     app = KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), **options)
     app.devices = FakeDevices()  # type: ignore[assignment]
-    app.feed.cpu_clock = lambda: 0.0
+    findings_panel._SHARE = 0  # no finding is older than what stands beside it
+    app.feed.cpu_clock = app.feed.wall_clock = lambda: 0.0
     return app
 
 
@@ -68,12 +70,13 @@ async def settled(pilot: Pilot, *events: Event) -> None:
     session = app.session
     assert isinstance(session, FakeSession)
     session.events.extend(events)
-    while session.events or app.feed.behind:
+    while session.events or (app.lanes or app.feed).behind:
         assert app._exception is None, app._exception  # a crash ends the test, rather than its time
         await pilot.pause(0.01)
     app.tick()
     before, now = "", None
     while before != now:  # a new size reaches some widgets a refresh later
+        assert app._exception is None, app._exception
         before = now
         await pilot.pause(0.02)
         now = screen_text(app)

@@ -24,11 +24,13 @@ class TitleRule(Lines):
         width = self.size.width
         rule = "focusrule" if focused else "rule"
         left: Line = [("─ ", rule), (title, "focus" if focused else "title")]
-        if question and width_of(left) + len(question) + 3 <= width - 2:
+        rest = width - width_of(left) - 2  # a space, and some of the rule
+        right: Line = [(" ", ""), *note, (" ─", rule)] if note else []
+        right = right if width_of(right) <= rest else []
+        # Where there is no room for both, the note stays: the question is in the help, too.
+        if question and len(question) + 3 <= rest - width_of(right):
             left += [(" — ", rule), (question, "soft")]
         left += [(" ", "")]
-        right = [(" ", ""), *note, (" ─", rule)] if note else []
-        right = right if width_of(left) + width_of(right) <= width else []
         self.set_lines([cut(spread(left, right, width, ("─", rule)), width)])
 
 

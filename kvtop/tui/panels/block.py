@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvtop.state.eviction_order import KEYS, policy_of
-from kvtop.state.model import FRESH, IDLE, NOT_KNOWN, USED, PoolState, RunState
+from kvtop.state.model import FRESH, IDLE, NOT_KNOWN, USED, WITHHELD, PoolState, RunState
 from kvtop.state.step_times import ago
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
@@ -164,6 +164,8 @@ def _state(pool: PoolState, block: int) -> Line:
         return [("fresh", "text"), *pinned]
     if state == IDLE:
         return [("idle", "idle"), *pinned]
+    if state == WITHHELD:
+        return [("withheld: the pool may use fewer blocks than it has", "soft")]
     if state != USED:
         return [("in transfer", "transfer"), *pinned]
     return [(f"shared by {count:,}", "shared") if count > 1 else ("used by 1", "used"), *pinned]
@@ -246,9 +248,9 @@ def _cell_lines(pool: PoolState, blocks: list[int]) -> list[Line]:
     what = f"blocks {blocks[0]:,}-{blocks[-1]:,}" if consecutive else f"cell of {len(blocks):,} blocks"
     line: Line = [(f"{what}  ", "soft" if not consecutive else "text")]
     line += [(f"{states[USED]} used", "used"), (f" ({shared} shared)  " if shared else "  ", "shared")]
-    line += [(f"{states[IDLE]} idle  ", "idle"), (f"{states[FRESH]} fresh", "text")]
+    rest: Line = [(f"{states[IDLE]} idle  ", "idle"), (f"{states[FRESH]} fresh", "text")]
     used = [block for block in blocks if pool.state[block] == USED]
     if not used:
-        return [line]
+        return [line, rest]
     filled = sum(pool.filled[block] for block in used)
-    return [line, [("filled ", "soft"), (percent(filled, len(used) * pool.block_size), "text")]]
+    return [line, [*rest, ("  filled ", "soft"), (percent(filled, len(used) * pool.block_size), "text")]]

@@ -133,7 +133,8 @@ def in_words(entry: BlockEvent) -> str:
         case "evict":
             uses = entry.field("uses")
             hits = f", hits {uses:,}" if uses else ""
-            return f"evicted for {who}, idle {entry.field('idle_steps'):,}{hits}"
+            why = "to make the pool smaller" if who == "limit" else f"for {who}"
+            return f"evicted {why}, idle {entry.field('idle_steps'):,}{hits}"
         case "swap_out":
             return f"copied to host block {entry.field('other'):,} for {who}"
         case "swap_in" | "host_load":
@@ -141,4 +142,5 @@ def in_words(entry: BlockEvent) -> str:
         case "host_store":
             kept = "kept" if entry.field("reason") == "copied" else "was there already"
             return f"in host block {entry.field('other'):,} {kept}"
-    return {"pin": "pinned", "unpin": "unpinned"}.get(entry.kind, entry.kind)
+    words = {"pin": "pinned", "unpin": "unpinned", "withhold": "withheld", "give_back": "given back to the pool"}
+    return words.get(entry.kind, entry.kind)

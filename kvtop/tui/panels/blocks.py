@@ -6,6 +6,7 @@ from textual import on
 from textual.app import ComposeResult
 
 from kvtop.state.eviction_order import policy_of
+from kvtop.state.model import WITHHELD
 from kvtop.tui.attached import block_legend
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
@@ -34,6 +35,7 @@ Every cell is a block: the keys and values of a fixed number of tokens.
   ▪    used by one sequence           ▫  used, and not full yet
   2-9  used by that many sequences    +  by ten or more
   ~    in transfer: waits for a copy to finish
+  x    withheld: the pool was made smaller while the run goes on
 A pool larger than the screen has several blocks a cell, and says how many:
 a cell then shows what most of them are, and the highest refcount.
 
@@ -146,7 +148,9 @@ sequences that hold most of it are listed below."""
     def _legend(self, frame: Frame) -> Line:
         if frame.state.attached is not None:
             return block_legend(frame.state)
-        return legend(self.map.look, self.map.grid.density == 1, self.map.letters)
+        pool = frame.state.pool
+        withheld = pool is not None and pool.counts[WITHHELD] > 0
+        return legend(self.map.look, self.map.grid.density == 1, self.map.letters, withheld)
 
     def attached_note(self, frame: Frame) -> Line:
         logical: Line = [("logical, from events", "soft")] if frame.state.pool is not None else []

@@ -7,7 +7,7 @@ from textual.binding import Binding
 
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
-from kvtop.tui.text import clean
+from kvtop.tui.text import clean, plural
 from kvtop.tui.widgets.line_table import Column, LineTable
 
 
@@ -40,7 +40,7 @@ refusal, p goes on. A recording has no engine to stop."""
         table.empty_text = "none: b adds one" if has_engine else f"{where} has no engine to stop"
         table.set_rows(
             texts,
-            lambda text: [(clean(text), "text"), (f"{sum(t.startswith(f'{text} (') for t in met)} times", "soft")],
+            lambda text: [(clean(text), "text"), (plural(sum(t.startswith(f"{text} (") for t in met), "time"), "soft")],
         )
 
     def action_remove(self) -> None:

@@ -10,6 +10,7 @@ from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, percent, short
 from kvtop.tui.widgets.lines import Line
 
+_ROOMY = 36  # cells in which words need no abbreviation
 _AVOIDABLE = ("evicted", "other_salt", "not_yet_computed", "cache_off")
 
 
@@ -46,17 +47,18 @@ logprobs asked   of the prompt: all of it is computed"""
         if rate is None:
             return [[("prefix hits ", "soft"), ("no lookups yet", "soft")]]
         first: Line = [("prefix hits ", "soft"), (percent(rate, 1), "good" if rate else "text")]
-        out: list[Line] = [[*first, (f" of {short(queried)} tokens", "soft")]]
+        of, by = ("tokens", "requests") if width >= _ROOMY else ("tok", "req.")
+        out: list[Line] = [[*first, (f" of {short(queried)} {of}", "soft")]]
         hits = recent_hits(state)
         if hits.num_lookups:
             minute: Line = [("last 60 s   ", "soft"), (percent(hits.found_tokens, hits.prompt_tokens), "text")]
             requests = percent(hits.num_with_hits, hits.num_lookups)
-            out.append([*minute, ("  requests ", "soft"), (requests, "text")])
+            out.append([*minute, (f"  {by} ", "soft"), (requests, "text")])
         if host := self._host(frame):
             out.insert(1, host)
         for reason, tokens in hits.missed.items():
             out.append(_miss(reason, tokens, hits.missed_tokens, width))
-        evicted: Line = [("evicted ", "soft"), (short(totals.get("evictions", 0)), "text")]
+        evicted: Line = [("evictions ", "soft"), (short(totals.get("evictions", 0)), "text")]
         return [*out[: height - 1], evicted]
 
     def _host(self, frame: Frame) -> Line:

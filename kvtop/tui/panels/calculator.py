@@ -136,7 +136,7 @@ With tensor parallelism all figures are those of one GPU."""
 
     def lines_of(self, plan: Plan, found: Answer, width: int, height: int) -> list[Line]:
         share, room = found.share, found.room
-        formula = f"2 x {share.num_layers} x {share.num_kv_heads} x {share.head_dim} x {plan.dtype}"
+        formula = f"2·{share.num_layers}·{share.num_kv_heads}·{share.head_dim} {plan.dtype}"
         rows: list[tuple[str, str, str, str]] = [
             ("a token", f"{whole(share.bytes_per_token)} B", formula, "text"),
             ("a block", format_bytes(room.bytes_per_block), plural(plan.block_size, "token"), "text"),
@@ -156,7 +156,7 @@ With tensor parallelism all figures are those of one GPU."""
         if share.scale_bytes_per_token:
             rows.append(("scales", f"{share.scale_bytes_per_token:,} B", "of each token", "soft"))
         waste = plan.block_size / 2 / plan.seq_len
-        rows.append(("tail waste", percent(waste, 1), "half a block a request, typically", "soft"))
+        rows.append(("tail waste", percent(waste, 1), "half a block each", "soft"))
         return [[(f"{a:<11}", "soft"), (f"{b:>13}  ", style), (c, "soft")] for a, b, c, style in rows]
 
 
@@ -169,8 +169,11 @@ class FitPanel(_AnswerPanel):
 {glyphs.USED} fits   {glyphs.IDLE} fits only when the shared prefix is stored once   {glyphs.FRESH} does not fit
 Rows are tokens a request, columns requests at once."""
 
+    def note(self, frame: Frame) -> Line:
+        return [(f"{glyphs.USED} fits  {glyphs.IDLE} with a shared prefix  {glyphs.FRESH} does not", "soft")]
+
     def lines_of(self, plan: Plan, found: Answer, width: int, height: int) -> list[Line]:
-        head: Line = [("tokens ", "faint"), *((f"{batch:>6}", "faint") for batch in BATCHES)]
+        head: Line = [("tokens ", "faint"), *((f"{batch:>6}", "faint") for batch in BATCHES), ("  requests", "faint")]
         rows: list[Line] = [head]
         for length in LENGTHS[: max(1, height - 1)]:
             cells: Line = [(f"{length // 1024:>5}k ", "soft")]

@@ -72,7 +72,7 @@ def _bin(one: Bin, most: int, width: int) -> Line:
     room = max(1, width - 27)
     bar = "▪" * max(1 if one.count else 0, round(one.count / most * room)) if most else ""
     label, number = f" <= {duration(one.high_ns):<8}", f"{short(one.count):>6} "
-    return [(label, "soft"), (number, "text"), (bar.ljust(room), "ttft"), (f" {one.below:>6.1%}", "soft")]
+    return [(label, "soft"), (number, "text"), (bar.ljust(room), "ttft"), (f" {percent(one.below, 1):>7}", "soft")]
 
 
 def _quantiles(spread: Spread, width: int) -> Line:

@@ -35,7 +35,7 @@ class FindingsPanel(Panel):
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[str, Finding] = {}
-        self._made: tuple[int, int] = (0, -1)  # id and version of the state they were made from
+        self._made: tuple[int, ...] = ()  # id and version of the state they were made from, and its second
         self._next_s = 0.0
 
     def compose_body(self) -> ComposeResult:
@@ -46,7 +46,7 @@ class FindingsPanel(Panel):
 
     def show_frame(self, frame: Frame) -> None:
         state, now_s = frame.state, time.monotonic()
-        made = (id(state), state.version)
+        made = (id(state), state.version, state.t_ns // 1_000_000_000)
         if made != self._made and now_s >= self._next_s:
             self._found = {finding.rule: finding for finding in findings(state)}
             self._made, taken_s = made, time.monotonic() - now_s
@@ -56,7 +56,8 @@ class FindingsPanel(Panel):
         table = self.query_one(LineTable)
         judged = state.last_step is not None or (state.attached is not None and bool(state.attached.rows))
         table.empty_text = "nothing found" if judged else "nothing to judge yet"
-        table.set_rows(list(self._found), lambda rule: _cells(self._found[rule]))
+        room = self.size.width - 4
+        table.set_rows(list(self._found), lambda rule: _cells(self._found[rule], room))
 
     @on(LineTable.Opened)
     def _on_opened(self, event: LineTable.Opened) -> None:
@@ -66,5 +67,7 @@ class FindingsPanel(Panel):
             self.kvtop.select(*finding.lead)
 
 
-def _cells(finding: Finding) -> list[Cell]:
-    return [("!", "warn"), (f"{clean(finding.text)}  ({finding.rule})", "text")]
+def _cells(finding: Finding, room: int) -> list[Cell]:
+    """The rule's name stands behind the finding where there is room for it."""
+    text, name = clean(finding.text), f"  ({finding.rule})"
+    return [("!", "warn"), (text + name if len(text) + len(name) <= room else text, "text")]

@@ -35,7 +35,7 @@ stderr   the last line that native code wrote"""
         events += [("  lag ", "soft"), (plural(feed.lag, "event"), "text")]
         each = feed.fold_s / feed.num_events * 1e9 if feed.num_events else None
         device = app.devices.latest()
-        own = "not reported" if device is None or device.own_busy is None else f"{device.own_busy:.0f} % of a core"
+        own = "not reported" if device is None or device.own_busy is None else f"{device.own_busy:.0f} % busy"
         kept: Line = [("past     ", "soft"), (duration(line.live.t_ns - line.first_ns), "text")]
         kept += [(f"  {line.ring.num_bytes / 1e6:.1f} MB on disk", "soft")]
         if line.ring.error:

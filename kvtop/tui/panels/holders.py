@@ -5,12 +5,12 @@ from __future__ import annotations
 from textual import on
 from textual.app import ComposeResult
 
+from kvtop.state.snapshot import MOST_HOLDERS
 from kvtop.state.windows import Holder, holders
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.text import clean, percent, short
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
-from kvtop.tui.widgets.lines import Line
 
 _COLUMNS = [
     Column("block·s", 7, "right"),
@@ -19,7 +19,6 @@ _COLUMNS = [
     Column("cached", 7, "right", 48),
     Column("holder", 0),
 ]
-MOST = 50
 
 
 class HoldersPanel(Panel):
@@ -32,17 +31,15 @@ block·s  blocks held, times how long, since it arrived: what it has cost
          the pool. A shared block counts for each of its holders
 blocks   it holds now; of pool: of all blocks
 cached   of its prompt, taken from the prefix cache
-Of tenants, where there are several, all requests count, ended ones too.
+Of tenants, where there are several, all requests count, ended ones too;
+their blocks are counted once a holder, so they are no share of the pool.
 Enter leads to the request."""
 
     def compose_body(self) -> ComposeResult:
         yield LineTable(_COLUMNS, opens="request")
 
-    def note(self, frame: Frame) -> Line:
-        return [("block-seconds", "soft")]
-
     def show_frame(self, frame: Frame) -> None:
-        rows = {_id(holder): holder for holder in holders(frame.state, MOST)}
+        rows = {_id(holder): holder for holder in holders(frame.state, MOST_HOLDERS)}
         pool = frame.state.pool
         table = self.query_one(LineTable)
         attached = frame.state.attached is not None
@@ -69,7 +66,7 @@ def _cells(holder: Holder, num_blocks: int) -> list[Cell]:
     return [
         (short(holder.block_ns / 1e9), "strong" if tenant else "text"),
         (short(holder.num_blocks), "text"),
-        (percent(holder.num_blocks, num_blocks), "text"),
+        ("-" if tenant else percent(holder.num_blocks, num_blocks), "text"),
         ("" if tenant else percent(holder.cached_tokens, holder.num_prompt), "soft"),
         (name, "strong" if tenant else "text"),
     ]

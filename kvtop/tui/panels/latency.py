@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvtop.analysis.slo import Goodput
+from kvtop.state.latency import objectives_met
 from kvtop.state.model import Samples
 from kvtop.state.numbers import PARTS
 from kvtop.state.windows import Summary, summarise
@@ -10,7 +12,7 @@ from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.stats import means
-from kvtop.tui.text import duration, short
+from kvtop.tui.text import clean, duration, percent, short
 from kvtop.tui.widgets.lines import Line
 
 
@@ -19,9 +21,10 @@ class LatencyPanel(TextPanel):
 
     TITLE = "Latency"
     QUESTION = "how long?"
-    NUMBERS = tuple(
-        f"latency.{key}_{part}" for key in ("ttft", "itl", "queue") for part in ("p50_ns", "p95_ns", "p99_ns", "n")
-    )
+    NUMBERS = (
+        *(f"latency.{key}_{part}" for key in ("ttft", "itl", "queue") for part in ("p50_ns", "p95_ns", "p99_ns", "n")),
+        "latency.slo_attainment", "latency.slo_judged",
+    )  # fmt: skip
     LEADS_TO = "Latency"
     HELP = f"""\
 TTFT   time to first token: from the moment a request was due (its time in
@@ -31,7 +34,9 @@ queue  from submission to the first step that computed a token of it
 p50, p95, p99 over the last 60 s of run time, interpolated linearly; n
 samples. Below {MIN_P99} samples there is no p95 or p99: it would only be the
 maximum. A bar is the mean of one second, newest right; the highest fills
-the height. Under VIRTUAL TIME all times are the simulated clock's."""
+the height. Under VIRTUAL TIME all times are the simulated clock's.
+SLO    share of the requests ended in that window that met the objectives
+       given with --slo, of how many; the Latency screen says which missed"""
 
     def note(self, frame: Frame) -> Line:
         return [("last 60 s", "soft")]
@@ -46,6 +51,11 @@ the height. Under VIRTUAL TIME all times are the simulated clock's."""
         head = "".join(f"{part:>8}" for part in parts)
         out: list[Line] = [[(f"{'':<6}{head}{'n':>6}", "faint")]]
         out += [_row(name, summarise(samples), parts) for name, samples in rows]
+        met = objectives_met(state)
+        if met is not None:
+            out.append(_objectives(met))
+        elif (height - len(out)) % 2 and not frame.is_replay:  # in a row that no chart has
+            out.append([("no objectives set (--slo ttft<2s)", "faint")])
         chart_rows = (height - len(out)) // 2
         if chart_rows >= 1:
             for name, samples in rows[:2]:
@@ -60,6 +70,14 @@ def _row(name: str, summary: Summary, parts: list[str]) -> Line:
     shown = [duration(values[0]), *(_high(summary, value) for value in values[1:])]
     numbers = "".join(f"{value:>8}" for value in shown)
     return [(f"{name:<6}", "title"), (f"{numbers}{short(summary.n):>6}", "text")]
+
+
+def _objectives(met: Goodput) -> Line:
+    if not met.judged:
+        return [(f"{'SLO':<6}", "title"), ("nothing to judge yet  ", "soft"), (clean(", ".join(met.slo)), "soft")]
+    style = "good" if met.met == met.judged else "warn"
+    line: Line = [(f"{'SLO':<6}", "title"), ("met ", "soft"), (percent(met.met, met.judged), style)]
+    return [*line, (f" of {met.judged:,}  ", "text"), (clean(", ".join(met.slo)), "soft")]
 
 
 def _high(summary: Summary, value: float | None) -> str:

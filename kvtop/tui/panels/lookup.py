@@ -8,9 +8,11 @@ from textual.binding import Binding
 
 from kvtop.engine.errors import UsageError
 from kvtop.state.cache_log import LookupRow, sharing_cause
+from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.panels.block import short_key
+from kvtop.tui.panels.prompt import prompt_lines
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean, fit, join_fitting, percent, plural, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
@@ -44,6 +46,9 @@ The prefix lookup of the request chosen last, here or on any other screen:
 what it asked for, what was found, why the match ended there, and how many
 others ended at the same place. i asks for another id. Without a request:
 what all lookups that are kept (the last 16,384) ended with.
+I takes a prompt that you paste, text or token ids: how much of it is cached
+now, where it diverges, which of its blocks were evicted and when. Servers
+need KV events for it; one without salt, adapter or images is looked up.
 evicted before   the next block had been there and was driven out
 never seen       nobody has computed this continuation
 being computed   somebody was computing that very block
@@ -53,10 +58,21 @@ caching off      nothing is looked up
 all there was    everything that may be found was: whole blocks, and the
                  last token of a prompt is always computed"""
 
+    def __init__(self, view: BlockView) -> None:
+        super().__init__()
+        self._view = view
+
     def note(self, frame: Frame) -> Line:
         return [(plural(len(frame.state.cache.lookups), "lookup"), "soft")]
 
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        if frame.prompt is not None:
+            return prompt_lines(frame, frame.prompt, self._view.tree, width)
+        return [*super().attached_lines(frame, width, height), [("I: of a prompt that you paste", "soft")]]
+
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        if frame.prompt is not None:
+            return prompt_lines(frame, frame.prompt, self._view.tree, width)
         name = str(frame.selected.get("request", ""))
         row = frame.state.cache.lookup_of(name.partition("#")[0]) if name else None
         if row is not None:
@@ -78,7 +94,10 @@ def ask_lookup(frame: Frame) -> AskScreen:
     return AskScreen("Why did this request miss?", "the id of a request. Enter takes it, Esc leaves it", check=check)
 
 
-BINDING = Binding("i", "lookup", "lookup", tooltip="why a request missed: type its id")
+BINDINGS = [
+    Binding("i", "lookup", "lookup", tooltip="why a request missed: type its id"),
+    Binding("I", "prompt", "prompt", tooltip="why a prompt would miss: paste it"),
+]
 
 
 def _of_request(frame: Frame, row: LookupRow, width: int) -> list[Line]:

@@ -44,7 +44,7 @@ m mark        , and . lead from one to the next"""
         for row in range(rows - 1, -1, -1):
             label = duration(top) if row == rows - 1 and top else "0" if row == 0 else ""
             out.append([(f"{label:>{_LABEL - 1}} ", "faint"), *_cells(p50, p95, top, row, rows)])
-        left = f"-{duration(span)}"
+        left = f"-{duration(span)}" if now_ns > 0 else ""
         middle = max(0, columns - len(left) - len("cursor"))
         out.append([(" " * _LABEL, ""), (left, "faint"), (" " * middle, ""), ("cursor", "faint")])
         return out[:height]

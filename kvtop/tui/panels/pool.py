@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState, RunState
-from kvtop.state.windows import runway
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolState, RunState
+from kvtop.state.windows import RUNWAY_WINDOW_NS, runway
 from kvtop.tui import glyphs
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.stats import levels
 from kvtop.tui.text import clean, duration, fit, percent, plural, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
+
+WINDOW_S = RUNWAY_WINDOW_NS // 1_000_000_000
 
 
 class PoolPanel(TextPanel):
@@ -18,7 +20,9 @@ class PoolPanel(TextPanel):
     TITLE = "Pool"
     QUESTION = "how full, and how long?"
     HELP = """\
-used + idle + fresh = all blocks. shared: used blocks that two or more
+used + idle + fresh = all blocks, less those withheld by a limit that was
+set while the run goes on (of a pool that still shrinks: so many of all
+it is to withhold). shared: used blocks that two or more
 sequences hold (counted in used). idle blocks are evicted when no fresh
 one is left.
 tail waste   slots of used blocks that hold nothing: the last block of a
@@ -32,7 +36,8 @@ Enter leads to the map of all blocks."""
 
     NUMBERS = (
         "pool.num_blocks", "pool.used_share", "pool.used_blocks", "pool.cached_blocks", "pool.shared_blocks",
-        "pool.idle_blocks", "pool.fresh_blocks", "pool.in_transfer_blocks", "pool.token_fill",
+        "pool.idle_blocks", "pool.fresh_blocks", "pool.in_transfer_blocks", "pool.withheld_blocks",
+        "pool.usable_blocks", "pool.token_fill",
         "pool.tail_waste_slots", "runway.ns", "runway.reclaimable_blocks", "runway.growth_blocks_s",
         "runway.floor_blocks_s", "runway.victim",
     )  # fmt: skip
@@ -43,7 +48,7 @@ Enter leads to the map of all blocks."""
         if pool is None:
             return []
         size = f"{plural(pool.num_blocks, 'block')} of {plural(pool.block_size, 'token')}  "
-        return [(size, "soft"), (f"{percent(pool.counts[USED], pool.num_blocks)} used", "text")]
+        return [(size, "soft"), *_limited(pool), (f"{percent(pool.counts[USED], pool.num_usable)} used", "text")]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         pool = frame.state.pool
@@ -65,6 +70,8 @@ Enter leads to the map of all blocks."""
         ]
         if pool.counts[IN_TRANSFER]:
             counts.append((glyphs.TRANSFER, glyphs.TRANSFER, pool.counts[IN_TRANSFER], "transfer"))
+        if pool.counts[WITHHELD]:
+            counts.append(("withheld", glyphs.WITHHELD, pool.counts[WITHHELD], "faint"))
         worded: Line = []
         for name, glyph, count, style in counts:
             share = f" {percent(count, pool.num_blocks)}" if shares else ""
@@ -73,6 +80,14 @@ Enter leads to the map of all blocks."""
         fitting = worded if width_of(worded) - 1 <= width else drawn
         waste = _waste(frame.state)
         return [*fitting, ("  ", ""), *waste] if width_of(fitting) + width_of(waste) + 2 <= width else fitting
+
+
+def _limited(pool: PoolState) -> Line:
+    """What became of a limit below the size of the pool."""
+    wanted, withheld = pool.num_blocks - pool.limit, pool.counts[WITHHELD]
+    if withheld < wanted:
+        return [(f"shrinking: {withheld:,} of {wanted:,} withheld  ", "warn")]
+    return [(f"{pool.limit:,} usable  ", "warn")] if wanted else []
 
 
 def _waste(state: RunState) -> Line:
@@ -88,7 +103,8 @@ def _runway(state: RunState, width: int) -> Line:
     ahead = runway(state)
     line: Line = [("runway ", "title")]
     if ahead is None or ahead.growth is None:
-        return [*line, ("not known yet", "soft")]
+        why = "not known yet" if state.last_step is None else f"not known: no two steps in the last {WINDOW_S} s"
+        return [*line, (why, "soft")]
     if ahead.ns is None:
         line += [("no preemption in sight", "good"), (f": used blocks change by {ahead.growth:+.1f}/s", "soft")]
     else:
@@ -105,13 +121,14 @@ def _runway(state: RunState, width: int) -> Line:
 
 
 def occupancy_bar(pool: PoolState, num_shared: int, width: int) -> Line:
-    """used, shared, idle, fresh as one bar; whatever is there shows at least once."""
+    """used, shared, idle, fresh, withheld as one bar; whatever is there shows at least once."""
     parts = [
         (pool.counts[USED] - num_shared, glyphs.USED, "used"),
         (num_shared, glyphs.MANY, "shared"),
         (pool.counts[IN_TRANSFER], glyphs.TRANSFER, "transfer"),
         (pool.counts[IDLE], glyphs.IDLE, "idle"),
         (pool.counts[FRESH], glyphs.FRESH, "fresh"),
+        (pool.counts[WITHHELD], glyphs.WITHHELD, "faint"),
     ]
     lengths = [max(1, count * width // pool.num_blocks) if count > 0 else 0 for count, _, _ in parts]
     if any(lengths):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState
-from kvtop.state.windows import Waiting, waiting_by_reason
+from kvtop.state.windows import Waiting, running_and_waiting, waiting_by_reason
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import USED
 from kvtop.tui.panels.base import TextPanel
@@ -58,8 +58,7 @@ Enter leads to the requests, where each says what it needs."""
 
 
 def _counts(state: RunState) -> Line:
-    running = sum(1 for seq in state.sequences.values() if seq.state == "running")
-    waiting, seats = len(state.sequences) - running, state.manifest.get("max_num_seqs")
+    (running, waiting), seats = running_and_waiting(state), state.manifest.get("max_num_seqs")
     of = f"/{seats:,}" if isinstance(seats, int) else ""
     line: Line = [("running ", "soft"), (f"{running:,}{of}", "good" if running else "text")]
     return [*line, ("  waiting ", "soft"), (f"{waiting:,}" if waiting else "nobody", "warn" if waiting else "text")]
@@ -67,8 +66,9 @@ def _counts(state: RunState) -> Line:
 
 def _row(row: Waiting, total: int, width: int) -> Line:
     name = REASONS.get(row.reason, clean(row.reason).replace("_", " "))
-    line: Line = [(f"{name:<14}", "soft"), (f"{short(row.count):>5} ", "text")]
-    tail: Line = [(f" {seconds(row.oldest_ns):>6} ", "text"), (fit(clean(row.oldest), 10), "soft")]
+    left, right, age = (14, 5, 6) if width >= 36 else (13, 4, 5)
+    line: Line = [(f"{name:<{left}}", "soft"), (f"{short(row.count):>{right}} ", "text")]
+    tail: Line = [(f" {seconds(row.oldest_ns):>{age}} ", "text"), (fit(clean(row.oldest), 10), "soft")]
     room = max(0, width - width_of(line) - width_of(tail))
     length = max(1, row.count * room // total) if room else 0
     return [*line, (USED * length, "warn"), (" " * (room - length), ""), *tail]
@@ -79,7 +79,7 @@ def _preempted(state: RunState, width: int) -> Line:
     line: Line = [("preempted ", "soft"), (short(count), "warn" if count else "text")]
     if count:
         line += [
-            ("  computed again ", "soft"),
+            ("  computed again " if width >= 36 else "  recomputed ", "soft"),
             (f"{short(again)} tok" if width < 44 else plural(again, "token"), "text"),
         ]
     if state.num_rejected:

@@ -15,6 +15,7 @@ from kvtop.state.request_rows import DONE, Row, ended_rows, live_rows
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.request_columns import BY_KEY, COLUMNS, SORTS, cells_of, sorted_rows
+from kvtop.tui.request_groups import GROUP, GROUPS, Group, grouped
 from kvtop.tui.text import clean
 from kvtop.tui.widgets.line_table import Cell, LineTable
 from kvtop.tui.widgets.lines import Line, cut, width_of
@@ -36,6 +37,7 @@ class RequestsPanel(Panel):
         Binding("s", "sort(1)", "sort", key_display="s", tooltip="order by the next column (or click on its title)"),
         Binding("S", "reverse", show=False, key_display="S", tooltip="the other way round"),
         Binding("slash,f3", "filter", "filter", key_display="/", tooltip="show some: tenant:acme why:evicted wait>1s"),
+        Binding("g", "group", "group", tooltip="together by tenant, by reason, by prefix; Enter on a group closes it"),
         Binding("h", "hide", "ended", tooltip="hide requests that have ended, or show them"),
     ]
     HELP = f"""\
@@ -51,10 +53,13 @@ queue      until the first step that computed a token of it
 ITL        its last gap between tokens (ended: the longest); TPOT: the mean
 ETA        until its token limit at the pace of its last gap
 pre, redo  how often it lost its blocks; tokens computed again
+why        of an ended one: stop (by itself), length (its token limit)
 A waiting row says what it needs, what there is (fresh + idle - promised)
 and, for the head of the queue, when that is enough: as soon as those named
 have run to their token limit. It is an estimate; they may stop earlier.
 w tells the whole life of the selected one, Enter draws it.
+g puts together by tenant, by what they wait for, by first block; a group
+says what it holds. Enter on its row closes and opens it.
 
 / filters; all terms hold: tenant:acme why:evicted wait>1s hit<10
 A bare word is part of an id; ! negates a word; * stands for any letters.
@@ -64,9 +69,13 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         super().__init__()
         self.filter: Filter = EVERYTHING
         self.sort, self.is_reversed, self.hides_ended = "", False, False
+        self.group = ""  # of ``GROUPS``; "": none
+        self._groups: dict[str, Group] = {}  # by the id of its row
+        self._folded: set[str] = set()  # of those
         self._error = ""
         self._order: list[str] = []  # ids as last sorted
         self._sorted_s = 0.0
+        self._is_due = False  # a timer that puts rows in order is running
         self._num_rows = (0, 0)  # shown, there
 
     def compose_body(self) -> ComposeResult:
@@ -100,6 +109,8 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         if self.sort or self.is_reversed:
             direction = " reversed" if self.is_reversed else ""
             line += [("order ", "soft"), (f"{self.sort or 'queue'}{direction}  ", "text")]
+        if self.group:
+            line += [("group ", "soft"), (f"{self.group}  ", "text")]
         if self.hides_ended:
             line += [("without ended ones  ", "soft")]
         return line
@@ -118,13 +129,20 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         self.table.empty_text = self._nothing(frame, len(rows))
         self.table.mark_columns(self._marks())
         roomy = self.table.is_roomy
-        self.table.set_rows(ids, lambda row_id: _cells(by_id.get(row_id), roomy))
+        self._groups = {}
+        if self.group:
+            self._groups = {group.id: group for group in grouped((by_id[row_id] for row_id in ids), self.group)}
+            ids = [row_id for group in self._groups.values() for row_id in (group.id, *self._inside(group))]
+        self.table.set_rows(ids, lambda row_id: self._cells(row_id, by_id, roomy))
         self._show_title()  # how many pass the filter is known now
 
     def _ordered(self, kept: list[Row], by_id: dict[str, Row]) -> list[str]:
         """Ids in order. While somebody is in the table, rows that are there change places every RESORT_S at most."""
         now_s = time.monotonic()
         if self.sort and self.table.has_focus and self._order and now_s - self._sorted_s < RESORT_S:
+            if not self._is_due:  # there may be no other frame: the engine may be paused by then
+                self._is_due = True
+                self.set_timer(RESORT_S, self._resort)
             known = set(self._order)
             ids = [row_id for row_id in self._order if row_id in by_id]
             ids += [row.id for row in kept if row.id not in known]
@@ -133,6 +151,20 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
             self._sorted_s = now_s
         self._order = ids
         return ids
+
+    def _resort(self) -> None:
+        self._is_due = False
+        if self.screen.is_current:
+            self.redraw()
+
+    def _inside(self, group: Group) -> list[str]:
+        """The rows of a group that are shown."""
+        return [] if group.id in self._folded else [row.id for row in group.rows]
+
+    def _cells(self, row_id: str, by_id: dict[str, Row], roomy: bool) -> list[Cell]:
+        if group := self._groups.get(row_id):
+            return group.title(row_id not in self._folded)
+        return cells_of(by_id[row_id], roomy) if row_id in by_id else []
 
     def _nothing(self, frame: Frame, num_rows: int) -> str:
         if num_rows:
@@ -164,6 +196,21 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
     def action_reverse(self) -> None:
         self.is_reversed = not self.is_reversed
         self._changed()
+
+    def action_group(self) -> None:
+        """None, then what ``GROUPS`` has, and around."""
+        names = ["", *GROUPS]
+        self.group, self._folded = names[(names.index(self.group) + 1) % len(names)], set()
+        self._changed()
+
+    def toggle_group(self) -> bool:
+        """Close or open the group whose row is selected. False: it is no group's."""
+        row_id = self.table.selected
+        if row_id not in self._groups:
+            return False
+        self._folded ^= {row_id}
+        self.redraw()
+        return True
 
     def action_hide(self) -> None:
         self.hides_ended = not self.hides_ended
@@ -224,6 +271,7 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
 
     def select(self, name: str) -> None:
         """Select the live row of ``name``, or the one of a finished request; a filter that hides it goes."""
+        self._open_group_of(name)
         for _ in range(2):
             row_id = name if name in self.table.ids else f"{DONE}{name}"
             if row_id in self.table.ids or not self.filter.tests:
@@ -231,13 +279,20 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
                 return
             self.set_filter("")
 
+    def _open_group_of(self, name: str) -> None:
+        closed = {group.id for group in self._groups.values() if any(row.name == name for row in group.rows)}
+        if closed & self._folded:
+            self._folded -= closed
+            self.redraw()
+
     def selected_request(self) -> tuple[str, bool] | None:
         """Which request or branch is selected, and whether it has ended."""
-        return request_of(self.table.selected) if self.table.selected is not None else None
+        row_id = self.table.selected
+        return None if row_id is None or row_id.startswith(GROUP) else request_of(row_id)
 
     @on(LineTable.Selected)
     def _on_selected(self, event: LineTable.Selected) -> None:
-        if event.row_id is not None:
+        if event.row_id is not None and not event.row_id.startswith(GROUP):
             self.kvtop.choose("request", request_of(event.row_id)[0])
 
 
@@ -249,7 +304,3 @@ def _counts(frame: Frame) -> Line:
     line += [(f"{waiting:,} waiting", "warn" if waiting else "soft"), ("  ", "")]
     line += [(f"{state.num_finished:,} finished", "soft")]
     return [*line, (f"  {state.num_rejected:,} rejected", "bad")] if state.num_rejected else line
-
-
-def _cells(row: Row | None, roomy: bool) -> list[Cell]:
-    return [] if row is None else cells_of(row, roomy)

@@ -7,8 +7,8 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.stats import rates
-from kvtop.tui.text import duration, short
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.text import duration, plural, short
+from kvtop.tui.widgets.lines import Line, width_of
 
 
 class ThroughputPanel(TextPanel):
@@ -49,15 +49,14 @@ the tokens it computed of the step's budget."""
             room = max(0, width - 21)
             rows = bar_chart(rates(history, column, frame.state.t_ns, room), room, tall)
             out += [[*(head if i == 0 else [(" " * 21, "")]), (row, style)] for i, row in enumerate(rows)]
-        return [*out, self._step(frame)][:height]
+        return [*out, self._step(frame, width)][:height]
 
-    def _step(self, frame: Frame) -> Line:
+    def _step(self, frame: Frame, width: int) -> Line:
         step, budget = frame.state.last_step, frame.state.manifest.get("max_batched_tokens")
         if step is None:
             return []
         of = f"/{budget:,}" if isinstance(budget, int) else ""
-        return [
-            ("step     ", "title"),
-            (f"{duration(step.t_done_ns - step.t_start_ns):>7}", "text"),
-            (f"   {step.prefill_tokens + step.decode_tokens:,}{of} tok, {step.num_running:,} seqs", "soft"),
-        ]
+        line: Line = [("step     ", "title"), (f"{duration(step.t_done_ns - step.t_start_ns):>7}", "text")]
+        line.append((f"  {step.prefill_tokens + step.decode_tokens:,}{of} tok", "soft"))
+        sequences = f", {plural(step.num_running, 'seq')}"
+        return [*line, (sequences, "soft")] if width_of(line) + len(sequences) <= width else line

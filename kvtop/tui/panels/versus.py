@@ -192,10 +192,10 @@ def _change(row: Row) -> str:
 
 
 def _percent(change: float) -> str:
-    return f"{100 * change:+.1f}%" if abs(change) < 9.995 else f"{change + 1:,.1f}×"
+    return f"{100 * change:+.1f} %" if abs(change) < 9.995 else f"{change + 1:,.1f}×"
 
 
 def _interval(row: Row) -> str:
     if row.interval is None:
         return "" if row.n is None else plural(row.n, "pair") if row.change is None else ""
-    return f"{_percent(row.interval.low)} .. {_percent(row.interval.high)}"
+    return f"{_percent(row.interval.low)} .. {_percent(row.interval.high)}".replace(" % ..", " ..")

@@ -119,6 +119,8 @@ class PanelScreen(FrameScreen):
         self._show_frame_of_screen(frame)
         for panel in self.panels:
             panel.update_frame(frame)
+        if frame.whole:  # the footer draws only on the screen that is shown
+            self._applying = ()
         self.update_keys()
 
     def _show_frame_of_screen(self, frame: Frame) -> None:

@@ -18,6 +18,7 @@ class MemoryScreen(PanelScreen):
     MemoryScreen FitPanel { column-span: 2; }
     MemoryScreen EnginePanel { column-span: 2; }
     MemoryScreen #body { grid-rows: 11 1fr 3; }
+    MemoryScreen.-tall #body, MemoryScreen.-full #body { grid-rows: 11 11 1fr; }
     MemoryScreen.-narrow.-short #body { grid-rows: 9 1fr 3; }
     MemoryScreen #body.-zoomed { layout: vertical; }
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from textual import on
 
-from kvtop.tui.frame import Frame
 from kvtop.tui.panels.life import LifePanel
 from kvtop.tui.panels.requests import RequestsPanel
 from kvtop.tui.screens.base import PanelScreen
@@ -37,12 +36,11 @@ class RequestsScreen(PanelScreen):
         told = self.query_one(RequestsPanel).selected_request()
         return told if told is not None and self._frame.state.logs.find(told[0], ended=told[1]) else None
 
-    def show_frame(self, frame: Frame) -> None:
-        super().show_frame(frame)
-
     @on(LineTable.Opened)
     def _on_opened(self) -> None:
-        """Enter: the strip, or without it."""
+        """Enter: the strip, or without it; on a group, its rows or none."""
+        if self.query_one(RequestsPanel).toggle_group():
+            return
         body, life = self.query_one("#body"), self.query_one(LifePanel)
         shown = life.styles.display != "none" and life.display
         body.set_class(not shown, "-drawn")

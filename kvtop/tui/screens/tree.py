@@ -12,9 +12,11 @@ from textual.containers import Container
 from kvtop.tui import block_view
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
-from kvtop.tui.panels.lookup import BINDING, LookupPanel, ask_lookup
+from kvtop.tui.panels import prompt
+from kvtop.tui.panels.lookup import BINDINGS, LookupPanel, ask_lookup
 from kvtop.tui.panels.prefixes import PrefixesPanel
 from kvtop.tui.panels.regrets import RegretsPanel
+from kvtop.tui.screens.ask import PasteScreen
 from kvtop.tui.screens.base import PanelScreen
 
 
@@ -22,7 +24,7 @@ class TreeScreen(PanelScreen):
     """The tree, one lookup, and regrets."""
 
     AUTO_FOCUS = "PrefixTable"
-    BINDINGS: ClassVar[list] = [BINDING]
+    BINDINGS: ClassVar[list] = BINDINGS
     CSS = """
     TreeScreen #body { layout: vertical; }
     TreeScreen #sums { height: 1; }
@@ -45,7 +47,7 @@ class TreeScreen(PanelScreen):
     def compose_panels(self) -> ComposeResult:
         yield PrefixesPanel(self.view)
         with Container(classes="area", id="below"):
-            yield LookupPanel()
+            yield LookupPanel(self.view)
             yield RegretsPanel()
 
     def show_frame(self, frame: Frame) -> None:
@@ -53,7 +55,8 @@ class TreeScreen(PanelScreen):
         self.view.update(frame)
         now_s, before = time.monotonic(), self._frame
         goes_on = frame.timeline.at_live and frame.state.status == "running" and not frame.whole
-        same = before is not None and before.selected == frame.selected and before.state is frame.state
+        same = before is not None and before.selected == frame.selected and before.prompt is frame.prompt
+        same = same and before is not None and before.state is frame.state
         if goes_on and same and now_s - self._told_s < block_view.RESORT_S and not self.is_too_small:
             self._frame = frame
             self._show_frame_of_screen(frame)
@@ -87,6 +90,10 @@ class TreeScreen(PanelScreen):
     def action_lookup(self) -> None:
         if self._frame is not None:
             self.app.push_screen(ask_lookup(self._frame), self._take)
+
+    def action_prompt(self) -> None:
+        screen = PasteScreen(prompt.TITLE, prompt.HINT, prompt.check_prompt)
+        self.app.push_screen(screen, lambda text: prompt.find_prompt(self.kvtop, text))
 
     def _take(self, name: str | None) -> None:
         if name:

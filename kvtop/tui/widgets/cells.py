@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, NOT_KNOWN, USED, PoolState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, NOT_KNOWN, USED, WITHHELD, PoolState
 from kvtop.tui import glyphs
 from kvtop.tui.widgets.lines import Line
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Codes. 2..9 are refcounts; DIGITS + n shows the digit n, DIGITS + 10 more than nine.
 _FRESH, _USED, _MANY, _IDLE, _PARTIAL, _TRANSFER, NOTHING = 0, 1, 10, 11, 12, 13, 14
-_DIGITS, _UNKNOWN = 16, 27
+_DIGITS, _UNKNOWN, _WITHHELD = 16, 27, 28
 _CODES = 32
 LIT = 0x400  # a block of the selected request or prefix is in the cell
 NUM_HUES = 8
@@ -37,12 +37,13 @@ _GLYPHS = {
     **{_DIGITS + n: str(n) for n in range(10)},
     _DIGITS + 10: glyphs.MANY,
     _UNKNOWN: "?",
+    _WITHHELD: glyphs.WITHHELD,
 }
 _STYLES = {
     _FRESH: "fresh", _IDLE: "idle", _USED: "used", _PARTIAL: "used", _TRANSFER: "transfer", _MANY: "many", NOTHING: "",
     **{n: "shared" if n < 4 else "shared4" for n in range(2, 10)},
     **{_DIGITS + n: f"heat{(n + 1) // 2}" for n in range(11)},
-    _UNKNOWN: "faint",
+    _UNKNOWN: "faint", _WITHHELD: "faint",
 }  # fmt: skip
 _LETTERS = "abcdefgh"
 
@@ -65,9 +66,11 @@ def style_of(code: int) -> str:
     return f"owner{hue}" if hue else _STYLES.get(code % _CODES, "")
 
 
-def legend(look: str, one_block: bool, letters: bool = False) -> Line:
-    """What the glyphs of a look mean."""
+def legend(look: str, one_block: bool, letters: bool = False, withheld: bool = False) -> Line:
+    """What the glyphs of a look mean. ``withheld``: there are such blocks."""
     base: Line = [(f"{glyphs.FRESH} ", "fresh"), ("fresh  ", "soft")]
+    if withheld:
+        base += [(f"{glyphs.WITHHELD} ", "faint"), ("withheld  ", "soft")]
     if look in ("refcount", "owner"):
         base += [(f"{glyphs.IDLE} ", "idle"), ("idle  ", "soft")]
         owned = ("a-h", "owner1") if letters else (glyphs.USED, "used" if look == "refcount" else "owner1")
@@ -139,9 +142,9 @@ def cell_codes(
         return np.append(column, np.asarray(outside, column.dtype))[index].reshape(num_cells, density)
 
     states = cells(np.frombuffer(pool.state, np.uint8), 255)
-    counts = [(states == state).sum(axis=1) for state in (IN_TRANSFER, USED, IDLE, FRESH)]
+    counts = [(states == state).sum(axis=1) for state in (IN_TRANSFER, USED, IDLE, FRESH, WITHHELD)]
     most = np.argmax(counts, axis=0)  # on a tie the first of these
-    codes = np.array([_TRANSFER, _USED, _IDLE, _FRESH], np.int64)[most]
+    codes = np.array([_TRANSFER, _USED, _IDLE, _FRESH, _WITHHELD], np.int64)[most]
     used = most == 1
     refcount = cells(_column(pool.refcount), 0)
     highest = refcount.max(axis=1)
@@ -152,7 +155,7 @@ def cell_codes(
     elif look == "heat":
         assert published is not None, "hits are those since publication"
         hits = np.where(cells(published, 0), cells(_column(pool.uses), 0), NOT_KNOWN).max(axis=1)
-        shown = (hits >= 0) & (most != 3)
+        shown = (hits >= 0) & (most < 3)
         codes = np.where(shown, _DIGITS + np.clip(hits, 0, 10), codes)
     else:
         codes = _ages(codes, most, states, cells(_column(pool.since_step), NOT_KNOWN), step)
@@ -167,12 +170,12 @@ def _ages(codes: np.ndarray, most: np.ndarray, states: np.ndarray, since: np.nda
     """The oldest content of each cell that has some: the digit n is an age below 2 ** (n + 1) steps."""
     import numpy as np
 
-    filled = (states != FRESH) & (states != 255)
+    filled = (states != FRESH) & (states != WITHHELD) & (states != 255)
     known = filled & (since != NOT_KNOWN)
     age = np.where(known, step - since, NOT_KNOWN).max(axis=1)
     digit = np.log2(np.clip(age, 1, None)).astype(np.int64)
     found = np.where(age >= 0, _DIGITS + np.clip(digit, 0, 10), _UNKNOWN)
-    return np.where(most != 3, found, codes)
+    return np.where(most < 3, found, codes)
 
 
 def _majority_hue(hues: np.ndarray, where: np.ndarray) -> np.ndarray:

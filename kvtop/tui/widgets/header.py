@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState
+from kvtop.state.windows import since_step_ns
 from kvtop.tui.attached import badge
 from kvtop.tui.frame import Frame, has_ended, is_simulated, is_virtual
-from kvtop.tui.text import clean, clock, whole
+from kvtop.tui.text import clean, clock, duration, whole
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 from kvtop.tui.words import STATUS
 
+QUIET_NS = 5_000_000_000  # an engine that has work and has told of no step for so long is said to be quiet
 _MARKS = {
     "starting": ("…", "warn"),
     "running": ("▶", "good"),
@@ -82,6 +84,8 @@ class HeaderBar(Lines):
             return [(clean(state.error or "the engine's process failed"), "bad")], True
         if state.stalled:
             return [(clean(state.stalled), "warn")], True
+        if quiet := _quiet(state):
+            return quiet, True
         if state.events_dropped:
             return [(f"{state.events_dropped:,} events dropped: this screen was too slow", "warn")], True
         if state.paused_by:
@@ -92,9 +96,19 @@ class HeaderBar(Lines):
         return ([(f"stderr: {clean(frame.native)}", "soft")] if frame.native else []), False
 
 
+def _quiet(state: RunState) -> Line:
+    """The engine has work, and nothing has come from it: what the screen shows is as old as that."""
+    since_ns = since_step_ns(state)
+    if state.status != "running" or not state.sequences or since_ns is None or since_ns < QUIET_NS:
+        return []
+    return [(f"no step for {duration(since_ns)}: the engine computes, or it hangs", "warn")]
+
+
 def _where(frame: Frame) -> Line:
     """Whether this is now."""
     replay: Line = [(" REPLAY ", "badge"), ("  ", "")] if frame.is_replay else []
+    if frame.share_read < 1.0:  # what lies behind that is not on the time line yet
+        replay += [(f"reading {int(100 * frame.share_read)} %", "warn"), ("  ", "")]
     if frame.timeline.at_live:
         return replay
     return [*replay, (" PLAYING " if frame.timeline.speed is not None else " FROZEN ", "badge"), ("  ", "")]

@@ -107,12 +107,15 @@ class Lines(DrawnWidget):
 
 
 def cut(line: Line, width: int) -> Line:
-    """``line`` cut to ``width`` cells with an ellipsis, whole spans kept in their style."""
+    """``line`` cut to ``width`` cells, whole spans kept in their style; an ellipsis where more than blanks is lost."""
     out: Line = []
     room = width
-    for text, style in line:
+    for index, (text, style) in enumerate(line):
         length = cell_len(text)
         if length > room:
+            rest = (text + "".join(more for more, _ in line[index + 1 :])).rstrip(" ")
+            if cell_len(rest) <= room:
+                return [*out, (rest, style)] if rest else out
             return [*out, (fit(text, room), style)] if room > 0 else out
         out.append((text, style))
         room -= length

@@ -41,7 +41,8 @@ class Scrubber(Lines):
 
     def show(self, timeline: Timeline) -> None:
         first, last = timeline.first_ns, max(timeline.live.t_ns, timeline.first_ns + 1)
-        left: Line = [(f" -{duration(timeline.live.t_ns - first)} ", "faint")]
+        reach_ns = timeline.live.t_ns - first
+        left: Line = [(f" -{duration(reach_ns)} " if reach_ns > 0 else " ", "faint")]
         right = self._right(timeline)
         length = self.size.width - width_of(left) - width_of(right)
         if length < 8:
