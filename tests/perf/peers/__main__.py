@@ -1,11 +1,12 @@
 """The same requests through kvtop and its peers on this machine, interleaved: one table of ratios.
 
-    python tests/perf/peers [--repeats 3] [--only kvtop generate] [--vllm-python PATH]
+    python tests/perf/peers [--repeats 3] [--only kvtop generate] [--vllm-python PATH] [--llama-python PATH]
 
 48 requests, all there from the start: prompts of 16 to 384 tokens, half of them behind one system prompt of 160
 tokens, answers of 8 to 96, greedy, SmolLM2 in fp32 on the CPU. Every peer is a process of its own that loads the model
 once; the others are stopped (SIGSTOP) while one runs. Four requests warm each up beforehand. vLLM takes part with the
-Python of an environment that has it: ``--vllm-python``. Figures are medians over the repeats.
+Python of an environment that has it: ``--vllm-python``; llama.cpp with one that has xllamacpp: ``--llama-python``. A
+peer that fails is left out with its reason. Figures are medians over the repeats.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from agreement import agreement
+from llama_gguf import write_fp32
 from report import Run, table
 from workload import requests as make_requests
 
 HERE = Path(__file__).parent
 WARM_UP = 4  # requests
-PEERS = ("kvtop", "generate", "generate_batch", "vllm")
+PEERS = ("kvtop", "generate", "generate_batch", "vllm", "llama_cpp")
+NEEDS = {"vllm": ("--vllm-python", "vllm"), "llama_cpp": ("--llama-python", "xllamacpp")}
+"""Peers of another environment: the option that names its Python, and what can be imported there."""
 
 
 class PeerFailed(Exception):
@@ -37,16 +43,19 @@ class Process:
     def __init__(self, name: str, python: str, model: str, threads: int) -> None:
         self.name = name
         script = HERE / f"peer_{name}.py"
-        self.log = open(os.environ.get("KVTOP_PEERS_LOG", os.devnull), "a")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [python, str(script), model, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,
-        )
+        self.said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [python, str(script), model, str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                text=True,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise PeerFailed(f"{python} cannot be started: {error.strerror}") from error
         hello = self._read()
         self.version, self.setting = hello["version"], hello["setting"]
         self._signal(signal.SIGSTOP)
@@ -54,8 +63,11 @@ class Process:
     def run(self, requests: list[dict]) -> Run:
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(requests) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(requests) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise PeerFailed(self._last_words()) from error
         answer = self._read()
         self._signal(signal.SIGSTOP)
         for request, tokens, times in zip(requests, answer["tokens"], answer["times"], strict=True):
@@ -68,17 +80,35 @@ class Process:
         if self._process.poll() is None:
             self._signal(signal.SIGKILL)
             self._process.wait()
-        self.log.close()
+        log = os.environ.get("KVTOP_PEERS_LOG")
+        if log and not self.said.closed:
+            self.said.seek(0)
+            with open(log, "a") as file:
+                file.write(self.said.read())
+        self.said.close()
 
     def _read(self) -> dict:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise PeerFailed("ended early; KVTOP_PEERS_LOG=FILE keeps what it said")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            words = self._last_words()
+            self.close()
+            raise PeerFailed(words)
         return json.loads(line)
 
+    def _last_words(self) -> str:
+        """The last line it printed, which is a traceback's error."""
+        self.said.seek(0)
+        lines = [line.strip() for line in self.said if line.strip()]
+        return f"ended early: {lines[-1] if lines else 'it said nothing'} (KVTOP_PEERS_LOG=FILE keeps what it said)"
+
     def _signal(self, number: int) -> None:
-        os.killpg(self._process.pid, number)
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError as error:
+            raise PeerFailed(self._last_words()) from error
 
 
 def main() -> None:
@@ -86,24 +116,29 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PEERS)
     parser.add_argument("--vllm-python", help="Python of an environment in which vllm can be imported")
+    parser.add_argument("--llama-python", help="Python of an environment in which xllamacpp can be imported")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="also write every run's figures to this file")
     arguments = parser.parse_args()
-    wanted = arguments.only or [p for p in PEERS if p != "vllm" or arguments.vllm_python]
-    if "vllm" in wanted and not arguments.vllm_python:
-        sys.exit("vllm needs --vllm-python: the Python of an environment in which vllm can be imported")
+    pythons = {"vllm": arguments.vllm_python, "llama_cpp": arguments.llama_python}
+    wanted = arguments.only or [p for p in PEERS if p not in NEEDS or pythons[p]]
+    for name in wanted:
+        if name in NEEDS and not pythons[name]:
+            option, package = NEEDS[name]
+            sys.exit(f"{name} needs {option}: the Python of an environment in which {package} can be imported")
 
     model = model_folder()
     requests = make_requests()
     limits = measure_limits(arguments.threads)
+    scratch = tempfile.TemporaryDirectory(prefix="kvtop-peers-")
     processes: list[Process] = []
     runs: dict[str, list[Run]] = {name: [] for name in wanted}
     try:
         for name in wanted:
             say(f"loading {name}")
-            python = arguments.vllm_python if name == "vllm" else sys.executable
             try:
-                processes.append(Process(name, python, model, arguments.threads))
+                path = gguf_file(scratch.name) if name == "llama_cpp" else model
+                processes.append(Process(name, pythons.get(name) or sys.executable, path, arguments.threads))
             except PeerFailed as error:
                 say(f"{name} is left out: {error}")
                 del runs[name]
@@ -121,7 +156,7 @@ def main() -> None:
         print(table(requests, {p.name: (p.version, p.setting) for p in processes if p.name in runs}, runs, limits))
         for process in processes:
             process.close()
-        if "generate" in runs:
+        if len(runs) > 1:
             print(agreement(requests, {name: kept[0].tokens for name, kept in runs.items()}, model))
         if arguments.json:
             figures = {name: [{"tokens": r.tokens, "times": r.times} for r in kept] for name, kept in runs.items()}
@@ -129,6 +164,7 @@ def main() -> None:
     finally:
         for process in processes:
             process.close()
+        scratch.cleanup()
 
 
 def model_folder() -> str:
@@ -142,6 +178,19 @@ def model_folder() -> str:
     if not model_cache.is_whole(folder):
         TorchExecutor.load("smollm2").close()
     return str(folder)
+
+
+def gguf_file(folder: str) -> str:
+    """The same weights in fp32 as a GGUF file, written to ``folder``."""
+    from kvtop.engine.executors.models import resolve
+
+    source, target = resolve("smollm2").path, Path(folder) / "fp32.gguf"
+    assert source is not None  # the name of a file that a package brings
+    try:
+        write_fp32(source, target)
+    except OSError as error:
+        raise PeerFailed(f"{target} cannot be written: {error.strerror}") from error
+    return str(target)
 
 
 def measure_limits(threads: int) -> dict[str, float]:

@@ -9,19 +9,22 @@ from transformers import AutoModelForCausalLM
 def agreement(requests: list[dict], answers: dict[str, list[list[int]]], model_dir: str) -> str:
     """A line a peer: answers equal to ``generate``'s token for token, and at the others' first difference the gap.
 
+    Without ``generate`` they are held against the first peer's.
+
     The gap is between the logits of the two tokens, computed once more without batch or padding in fp64. A gap at the
     size of fp32's rounding is a tie that any order of summation decides.
     """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64).eval()
+    reference = "generate" if "generate" in answers else next(iter(answers))
     lines = [""]
     for name, mine in answers.items():
-        if name == "generate":
+        if name == reference:
             continue
         gaps = []
-        for request, ours, theirs in zip(requests, mine, answers["generate"], strict=True):
+        for request, ours, theirs in zip(requests, mine, answers[reference], strict=True):
             if ours != theirs:
                 gaps.append(_gap(model, request["prompt"], ours, theirs))
-        text = f"{name}: {len(mine) - len(gaps)} of {len(mine)} answers equal generate's, token for token"
+        text = f"{name}: {len(mine) - len(gaps)} of {len(mine)} answers equal {reference}'s, token for token"
         if gaps:
             text += f"; largest gap of logits at a first difference {max(gaps):.2g}"
         lines.append(text)
