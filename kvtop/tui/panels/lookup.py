@@ -170,4 +170,4 @@ def _by_cause(frame: Frame, width: int) -> list[Line]:
             (fit(CAUSES.get(reason, clean(reason)), 18), "text"), (f"{number:>8,}{short(missed):>11}", "text"),
             (f" {percent(missed, total):>8} ", "soft"), (bar, "warn" if reason == "evicted" else "used"),
         ])  # fmt: skip
-    return [*lines, [("i: of one request; or choose one on any screen", "soft")]]
+    return [*lines, [("i: of one request, I: of a pasted prompt", "soft")]]

@@ -187,12 +187,12 @@ def _change(row: Row) -> str:
     if row.change is None:
         return ""
     if row.unit == "ratio":
-        return f"{100 * row.change:+.1f} pt"
-    return f"{row.change:+,.0f}" if row.unit == "count" else _percent(row.change)
+        return f"{100 * row.change:+z.1f} pt"
+    return f"{row.change:+z,.0f}" if row.unit == "count" else _percent(row.change)
 
 
 def _percent(change: float) -> str:
-    return f"{100 * change:+.1f} %" if abs(change) < 9.995 else f"{change + 1:,.1f}×"
+    return f"{100 * change:+z.1f} %" if abs(change) < 9.995 else f"{change + 1:,.1f}×"
 
 
 def _interval(row: Row) -> str:
