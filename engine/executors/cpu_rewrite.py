@@ -53,14 +53,18 @@ def rewrite(model: Any, notices: list[str]) -> str:
 
 
 def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
-    """``make(module)`` for every module, put in its place where it is not None; the number replaced."""
+    """``make(module)`` for every module, put in its place where it is not None; the number replaced.
+
+    Nothing else keeps a module that was replaced: its weights go before the next one's are copied.
+    """
     count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            replacement = make(child)
-            if replacement is not None:
-                setattr(parent, name, replacement.eval())
-                count += 1
+    for name, child in list(model.named_children()):
+        replacement = make(child)
+        if replacement is None:
+            count += _replace(child, make)
+        else:
+            setattr(model, name, replacement.eval())
+            count += 1
     return count
 
 

@@ -36,6 +36,7 @@ KERNELS = (
 NORM_IN, QKV, ROTARY, WRITE_K, WRITE_V, ATTEND, OUT, NORM_MLP, GATE_UP, GATE, DOWN = range(len(KERNELS))
 ROWS = 2  # the field that says how many rows there are, of every kernel but attention
 STRIP = 3  # the field of a product that says how many rows pass the weights together
+PER_TASK = 6  # the field of a product that says how much of it is a task: less for more threads
 CAPACITY_STEP = 64  # rows that the workspace grows by
 
 
@@ -155,6 +156,7 @@ class _Workspace:
         for kernel, product in self._products.items():
             jobs.set(kernel, ROWS, rows)
             jobs.set(kernel, STRIP, product.strip(rows))
+            jobs.set(kernel, PER_TASK, product.per_task())
             jobs.set_tasks(kernel, product.num_tasks(rows))
         for kernel, width in self._widths.items():
             jobs.set(kernel, ROWS, rows)

@@ -28,11 +28,9 @@ def build(module: ir.Module) -> None:
     with loop(b, 0, count) as i:
         (entries + (i * ENTRY_FIELDS + 1)).int().longs().store(ir.Constant(I64, 0))  # no task has been taken
     parallel = external(module, "GOMP_parallel", VOID, [kernel.as_pointer(), BYTES, I32, I32])
-    with b.if_else(b.icmp_signed(">", threads, I32(1))) as (many, one):
-        with many:
-            b.call(parallel, [member, fn.args[0], threads, I32(0)])
-        with one:
-            b.call(member, [fn.args[0]])
+    b.call(
+        parallel, [member, fn.args[0], threads, I32(0)]
+    )  # of one, too: within another team that is a team of its own
     b.ret_void()
 
 

@@ -39,7 +39,7 @@ def missing() -> str | None:
 
 @functools.cache
 def unusable() -> str | None:
-    """As ``missing``, but compiles them to be sure (0.5 s, unless ``prepare`` was called before)."""
+    """As ``missing``, but compiles them to be sure (a second, unless ``prepare`` was called before)."""
     if reason := missing():
         return reason
     try:
@@ -76,7 +76,7 @@ def run_all(jobs: Jobs, first: int = 0, count: int | None = None) -> None:
     All of them, or ``count`` from the one numbered ``first`` on.
     """
     entries = jobs.entries[first:] if count is None else jobs.entries[first : first + count]
-    threads = min(torch.get_num_threads(), int(jobs.num_tasks[first : first + len(entries)].max()))
+    threads = min(torch.get_num_threads(), int(jobs.num_tasks[first : first + len(entries)].max(initial=1)))
     team = (ctypes.c_int64 * 3)(entries.ctypes.data, len(entries), 0)
     _library().chain(ctypes.addressof(team), threads)
 
@@ -97,7 +97,7 @@ def is_native(*tensors: Tensor) -> bool:
 
 
 class _Library:
-    """All kernels as machine code (0.5 s of compiling)."""
+    """All kernels as machine code (a second of compiling)."""
 
     def __init__(self) -> None:
         import llvmlite.binding as llvm

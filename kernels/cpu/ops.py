@@ -61,7 +61,7 @@ class Linears:
             segments += (*segment, out.data_ptr(), out.stride(0))
         table = self._table(*segments)
         rows = x.shape[0]
-        fields = [x.data_ptr(), x.stride(0), rows, self.strip(rows), self.depth, self._groups, self._per_task()]
+        fields = [x.data_ptr(), x.stride(0), rows, self.strip(rows), self.depth, self._groups, self.per_task()]
         return [*fields, ctypes.addressof(table), len(outs)], table
 
     def strip(self, rows: int) -> int:
@@ -69,7 +69,7 @@ class Linears:
 
         As many rows as a core's second-level cache holds, fewer where the weights alone are no work for all threads.
         """
-        tasks = -(-self._groups // self._per_task())
+        tasks = -(-self._groups // self.per_task())
         wanted = min(rows // THREAD_ROWS, -(-2 * torch.get_num_threads() // tasks))
         strips = max(1, wanted, -(-4 * self.depth * rows // self.strip_bytes))
         share = -(-rows // strips)
@@ -77,9 +77,10 @@ class Linears:
 
     def num_tasks(self, rows: int) -> int:
         """Into how many tasks a product with so many rows is cut."""
-        return -(-self._groups // self._per_task()) * -(-rows // self.strip(rows))
+        return -(-self._groups // self.per_task()) * -(-rows // self.strip(rows))
 
-    def _per_task(self) -> int:
+    def per_task(self) -> int:
+        """Groups of outputs that a task computes, for as many threads as torch has now."""
         group_bytes = 4 * self.depth * self.group
         return max(1, min(TASK_BYTES // group_bytes, self._groups // (8 * torch.get_num_threads())))
 

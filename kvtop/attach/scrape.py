@@ -253,6 +253,8 @@ def cause_of(reason: object, timeout_s: float) -> str:
         return f"bad response: cut off after {len(reason.partial):,} bytes"
     if isinstance(reason, http.client.HTTPException):
         return f"bad response: no HTTP ({type(reason).__name__})"
+    if isinstance(reason, ValueError):  # its text quotes what was to be sent, a key among it
+        return "not asked: the address or a header cannot be sent"
     text = " ".join(str(getattr(reason, "strerror", None) or reason).split())
     return f"unreachable: {text or type(reason).__name__}"
 

@@ -60,8 +60,18 @@ def attach_spec(args: argparse.Namespace, urls: list[str]) -> AttachSpec:
         replays=replays + [""] * (len(events) - len(replays)),
         interval_s=args.interval,
         timeout_s=args.timeout,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=_sendable(args.api_key or os.environ.get(KEY_VARIABLE) or ""),
         tokenizer=None if tokenizer is None else tokenizer_file(tokenizer),
         record=getattr(args, "record", None),
         keep_tokens=getattr(args, "keep_tokens", False),
     )
+
+
+def _sendable(key: str) -> str | None:
+    """The key without the line break that files end with; one that no header can carry is refused, never shown."""
+    from kvtop.engine.errors import UsageError
+
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"the API key ({KEY_VARIABLE} or --api-key) holds a character that no HTTP header can carry")
+    return key or None

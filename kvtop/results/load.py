@@ -13,6 +13,7 @@ from kvtop.engine.errors import UsageError
 from kvtop.results.files import FileError
 from kvtop.results.manifest import MANIFEST_NAME, RUNNING, read_manifest
 from kvtop.results.recording import FRAMES_NAME, is_being_written
+from kvtop.results.rundir import OBSERVED_EXECUTOR
 from kvtop.results.schema import OPTIONAL, SCHEMAS
 from kvtop.results.tables import write_tables
 from kvtop.results.versions import RESULTS_SCHEMA_VERSION
@@ -70,7 +71,8 @@ def open_run(run_dir: str | os.PathLike[str]) -> Run:
     """A run by its directory. One whose process was killed gets its tables now, with status ``interrupted``.
 
     Raises:
-        UsageError: not a directory, not a run (with the runs below it), a run still being written, or a newer schema.
+        UsageError: not a directory, not a run (with the runs below it), a run still being written, a recording of an
+            attached server, or a newer schema.
         FileError: a file that cannot be read or written.
     """
     path = Path(run_dir)
@@ -80,6 +82,11 @@ def open_run(run_dir: str | os.PathLike[str]) -> Run:
     if is_being_written(frames):
         raise UsageError(f"{path}: this run is still being written; wait until it ends, or stop it")
     manifest = read_manifest(path) if (path / MANIFEST_NAME).exists() else {}
+    if manifest.get("executor") == OBSERVED_EXECUTOR:
+        raise UsageError(
+            f"{path}: a recording of an attached server tells of no single request, so there are no tables to read; "
+            "`kvtop replay`, `kvtop once` and `kvtop trace convert` read it"
+        )
     missing = [name for name in SCHEMAS if not (path / f"{name}.parquet").exists()]
     if missing or manifest.get("status", RUNNING) == RUNNING:
         if not frames.exists():

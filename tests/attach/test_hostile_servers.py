@@ -16,7 +16,7 @@ from attach_helpers import attached, folded, gauge, sample
 from fake_server import Answer, FakeMetrics, recorded_metrics
 
 from kvtop.attach import scrape
-from kvtop.attach.scrape import Scraper, address_of
+from kvtop.attach.scrape import Scraper, address_of, cause_of
 from kvtop.attach.tokenize import NoTokens, tokens_by_server
 from kvtop.cli.main import main
 
@@ -157,8 +157,36 @@ def test_a_tokenizer_page_without_an_end_is_given_up_in_time() -> None:
         tokens_by_server(address_of(url), "", "x", api_key=None, timeout_s=0.5)
 
 
-def test_a_recording_of_a_hostile_server_stays_readable(tmp_path: Path) -> None:
+def test_a_recording_of_a_hostile_server_stays_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = gauge("vllm:num_requests_running", 1, engine="\x1b]0;x\x07", model_name="\u202e[/]" + "m" * 5000)
     with FakeMetrics(Answer(text.encode())) as fake:
         assert main(["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "1", "--interval", "0.2"]) == 0
-    assert main(["report", str(tmp_path / "run")]) in (0, 1, 2)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    page = str(tmp_path / "page.html")
+    run = str(tmp_path / "run")
+    # They read tables of requests, which nobody told.
+    for words in (["report", "--html", page, run], ["compare", run], ["why", run, "r0"]):
+        assert main(words) == 2
+        assert "a recording of an attached server tells of no single request" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert main(["once", run, "--json"]) == 0
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret\r\n", "s3c\nret", "s3cr\xe9t"])
+def test_a_key_with_a_line_break_is_never_shown(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of a file is no part of it; one that no header can carry is refused without being quoted."""
+    monkeypatch.setenv("KVTOP_API_KEY", key)
+    with FakeMetrics(Answer(gauge("vllm:num_requests_running", 1).encode())) as fake:
+        asked = ["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "0.5", "--interval", "0.2"]
+        code = main(asked)
+    assert code == (0 if key.strip() == "s3cret" else 2)
+    said = capsys.readouterr()
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for found in (said.out.encode(), said.err.encode(), written):
+        assert b"s3c" not in found
+
+
+def test_the_cause_of_what_cannot_be_sent_is_not_quoted() -> None:
+    assert "s3cret" not in cause_of(ValueError("Invalid header value b'Bearer s3cret'"), 1.0)

@@ -69,6 +69,23 @@ def test_a_copied_model_has_a_workspace_of_its_own(tmp_path: Path, monkeypatch: 
     assert dict(twin.named_parameters()).keys() == dict(executor._model.named_parameters()).keys()
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 5)])
+def test_another_number_of_threads_from_step_to_step(
+    before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much is a task depends on it; what was not computed would be left over from the step before."""
+    executor, threads = load("llama", tmp_path, monkeypatch, intermediate_size=2048), torch.get_num_threads()
+    executor.allocate(8, 4)
+    try:
+        torch.set_num_threads(before)
+        both(executor, [Row(0, [1, 2], 0, [0])])
+        torch.set_num_threads(after)
+        at_once, one_by_one = both(executor, [Row(0, [5, 7], 0, [0])])
+        assert (at_once - one_by_one).norm() <= 1e-5 * one_by_one.norm()
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_quantised_blocks_go_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs read fp32 blocks only; the same weights serve both kinds in turn."""
     plain = load("llama", tmp_path, monkeypatch)

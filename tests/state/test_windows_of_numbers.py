@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from kvtop.engine.api import Engine, EngineConfig, NullExecutor, SamplingParams
 from kvtop.engine.events import Event, RequestEvent, StepEvent
+from kvtop.engine.recorder import Recorder
+from kvtop.engine.types import RequestSpec
 from kvtop.results.recording import read_frames
 from kvtop.state.model import Lookups, RunState
-from kvtop.state.reduce import reduce
+from kvtop.state.reduce import MOST_TENANTS, reduce
 from kvtop.state.windows import holders
 
 FRAMES = Path(__file__).parents[1] / "tui" / "data" / "frames.msgpack.zst"
@@ -94,3 +97,19 @@ def test_the_top_holders_are_those_of_all_of_them_sorted():
         costs[seq.request_id] += seq.block_ns(state.t_ns)
     expected = sorted(costs, key=lambda name: (-costs[name], name))[:7]
     assert [holder.name for holder in holders(state, 7)] == expected
+
+
+def test_tenants_that_clients_make_up_do_not_pile_up() -> None:
+    """A name for each request, as a client may choose: who cost least is forgotten, who cost most is kept."""
+    recorder, state = Recorder(), RunState()
+    config = EngineConfig(num_blocks=64, block_size=4, max_num_seqs=8, max_model_len=64)
+    engine = Engine(config, NullExecutor(), recorder=recorder)
+    reduce(state, engine.keyframe())
+    engine.submit_spec(RequestSpec(list(range(40)), SamplingParams(max_tokens=20), tenant="large"))
+    for i in range(MOST_TENANTS + 100):
+        engine.submit_spec(RequestSpec([1, 2, 3, i], SamplingParams(max_tokens=1), tenant=f"user {i}"))
+    engine.run()
+    for event in recorder.drain():
+        reduce(state, event)
+    assert len(state.tenant_block_ns) <= MOST_TENANTS
+    assert max(state.tenant_block_ns, key=lambda name: state.tenant_block_ns[name]) == "large"
