@@ -54,7 +54,7 @@ async def test_the_panel_shows_what_is_reported_and_says_what_is_not():
         await settled(pilot)
         text = screen_text(app)
         assert "GPU   not reported: driver not loaded" in text
-        assert "memory 5.0 of 16.0 GiB" in text
+        assert "memory 5.0/16.0 GiB" in text
         assert "engine 2.00 GiB  busy 97 %" in text
         devices = FakeDevices()
         gpu = Gpu("NVIDIA H200", 3 << 30, 141 << 30, 55.0, 61.0, None)
@@ -64,7 +64,7 @@ async def test_the_panel_shows_what_is_reported_and_says_what_is_not():
         await go(pilot, "left_square_bracket")
         text = screen_text(app)
         assert "NVIDIA H200" in text
-        assert "memory 3.0 of 141.0 GiB  busy 55 %" in text
+        assert "memory 3.0/141.0 GiB  busy 55 %" in text
         assert "temperature 61 C  power not reported" in text
 
 

@@ -33,7 +33,7 @@ async def test_the_header_says_how_far_and_keys_are_answered():
         await settled(pilot)
         assert "reading 42 %" in screen_lines(app)[0]
         await go(pilot, "4")
-        assert "Requests" in screen_lines(app)[0]
+        assert "kvtop 4 Req" in screen_lines(app)[0]  # the name gives way
         assert "reading 42 %" in screen_lines(app)[0]
         app.session.share_read = 1.0  # type: ignore[attr-defined]
         await settled(pilot, *recorded()[200:])
