@@ -129,9 +129,7 @@ class CachingAllocator(Allocator):
     def unsettled(self) -> bool:
         """Also: the limit is short of blocks that are available."""
         pool = self.pool
-        if not pool.limit.owed or super().unsettled:
-            return super().unsettled
-        return pool.num_fresh > 0 or bool(pool.evictor.peek(1, ()))
+        return super().unsettled or bool(pool.limit.owed and (pool.num_fresh or pool.evictor.peek(1, ())))
 
     def _withhold(self) -> None:
         """Take what the limit is short of: fresh blocks first, then idle ones in the order of eviction."""

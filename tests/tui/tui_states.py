@@ -92,13 +92,7 @@ def thousands(policy: str = "fcfs", count: int = 4_000, steps: int = 60) -> tupl
     engine = Engine(config, uneven_run.Uneven(), recorder=recorder)
     out: list[Event] = [RunStarted(run_id="thousands", manifest=manifest), engine.keyframe()]
     for _ in range(steps):
-        now = engine.clock.now_ns()
-        while pending and (pending[0].arrival_ns or 0) <= now:
-            engine.submit_spec(pending.pop(0))
-        if engine.has_work:
-            engine.step()
-        else:
-            engine.clock.advance((pending[0].arrival_ns or 0) - now)
+        uneven_run.go_on(engine, pending)
         out += recorder.drain()
     return tuple(out)
 

@@ -47,6 +47,17 @@ def requests(count: int = 90, seed: int = 3) -> list[RequestSpec]:
     return specs
 
 
+def go_on(engine: Engine, pending: list[RequestSpec]) -> None:
+    """Submit what is due; then one step, or on to the next arrival."""
+    now = engine.clock.now_ns()
+    while pending and (pending[0].arrival_ns or 0) <= now:
+        engine.submit_spec(pending.pop(0))
+    if engine.has_work:
+        engine.step()
+    else:
+        engine.clock.advance((pending[0].arrival_ns or 0) - now)
+
+
 @cache
 def events(policy: str = "fcfs", count: int = 90) -> tuple[Event, ...]:
     """The whole run, in order."""
@@ -58,13 +69,7 @@ def events(policy: str = "fcfs", count: int = 90) -> tuple[Event, ...]:
     pending = requests(count)
     out: list[Event] = [RunStarted(run_id="uneven", manifest={**MANIFEST, "policy": policy}), engine.keyframe()]
     while pending or engine.has_work:
-        now = engine.clock.now_ns()
-        while pending and (pending[0].arrival_ns or 0) <= now:
-            engine.submit_spec(pending.pop(0))
-        if engine.has_work:
-            engine.step()
-        else:
-            engine.clock.advance((pending[0].arrival_ns or 0) - now)
+        go_on(engine, pending)
         out += recorder.drain()
     return (*out, RunEnded(t_ns=engine.clock.now_ns(), status="complete"))
 
