@@ -11,43 +11,18 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from kvtop.kernels.cpu.dots_ir import tile
-from kvtop.kernels.cpu.ir_tools import FLOATS, I64, LANES, Cell, Int, Ptr, call, function, loop, number, task_kernel
+from kvtop.kernels.cpu.ir_tools import FLOATS, I64, LANES, Cell, Int, Ptr, call, function, loop, number
+from kvtop.kernels.cpu.segments_ir import segments_kernel
 
 # Columns of a tile for each number of rows: 12 sums, and a divisor of GROUP.
 TILES = {1: 12, 2: 6, 3: 4, 4: 3}
 GROUP = 12  # outputs that are computed together
-SEGMENT_FIELDS = 5
 
 
 def build(module: ir.Module) -> list[str]:
-    """Fields: x, ldx, rows, rows of a strip, depth, groups of outputs, groups of a task, segments, their number.
-
-    A segment is one weight matrix: w, bias, outputs, out, ldo. Its outputs are grouped by GROUP, the last group may be
-    smaller; groups are counted over all segments. A task is some groups for one strip of rows.
-    """
+    """Fields: those of ``segments_kernel``, in groups of GROUP outputs."""
     group = function(module, "linear_group", [FLOATS, I64, I64, I64, FLOATS, FLOATS, I64, FLOATS, I64], _group(module))
-
-    def body(b: ir.IRBuilder, field: Callable[[int], Int], task: Int) -> None:
-        x, ldx, rows, strip, depth = field(0).floats(), field(1), field(2), field(3), field(4)
-        groups, per_task, segments, num_segments = field(5), field(6), field(7).longs(), field(8)
-        tasks_of_strip = (groups + per_task - 1) // per_task
-        row = task // tasks_of_strip * strip
-        first = task % tasks_of_strip * per_task
-        last = (first + per_task).min(groups)
-        before = Cell(b, I64, number(b, 0))  # groups of earlier segments
-        with loop(b, 0, num_segments) as s:
-            w, bias, outputs, out, ldo = ((segments + (s * SEGMENT_FIELDS + i)).int() for i in range(SEGMENT_FIELDS))
-            here = (outputs + (GROUP - 1)) // GROUP
-            begin, end = (first - before.int()).max(0), (last - before.int()).min(here)
-            with loop(b, begin, end) as i:
-                column = i * GROUP
-                left, weights = x + row * ldx, w.floats() + column * depth
-                target, shifts = out.floats() + (row * ldo + column), bias.floats() + column
-                num_rows, num_columns = (rows - row).min(strip), (outputs - column).min(GROUP)
-                call(b, group, left, ldx, num_rows, depth, weights, shifts, num_columns, target, ldo)
-            before.store(before.int() + here)
-
-    task_kernel(module, "linear", body)
+    segments_kernel(module, "linear", GROUP, lambda b, *arguments: call(b, group, *arguments))
     return ["linear"]
 
 

@@ -29,56 +29,34 @@ from kvtop.kernels.cpu.ir_tools import (
     number,
     prefetch,
     spread,
-    task_kernel,
 )
+from kvtop.kernels.cpu.segments_ir import segments_kernel
 
 VECTORS = 3
 PANEL = VECTORS * LANES  # outputs that are computed together
 TILE_ROWS = 8 if REGISTERS >= 32 else 4  # rows: their sums, a panel's vectors and one number of x are all in registers
 PART = 256  # of depth that is summed by itself: one long sum of fp32 loses half a digit more
 LEAD = 2048  # floats that a tile reads its panel ahead of its products
-SEGMENT_FIELDS = 5
 
 
 def build(module: ir.Module) -> list[str]:
-    """Fields: x, ldx, rows, rows of a strip, depth, panels, panels of a task, segments, their number.
-
-    A segment is one weight matrix: panels, bias (padded as they are), outputs, out, ldo. Panels are counted over all
-    segments. A task is some panels for one strip of rows.
-    """
+    """Fields: those of ``segments_kernel``, in panels; weights are panels, biases padded as they are."""
     panel = function(module, "packed_panel", [FLOATS, I64, I64, I64, FLOATS, FLOATS, FLOATS, I64], _panel(module))
 
-    def body(b: ir.IRBuilder, field: Callable[[int], Int], task: Int) -> None:
-        x, ldx, rows, strip, depth = field(0).floats(), field(1), field(2), field(3), field(4)
-        panels, per_task, segments, num_segments = field(5), field(6), field(7).longs(), field(8)
-        tasks_of_strip = (panels + per_task - 1) // per_task
-        row = task // tasks_of_strip * strip
-        first = task % tasks_of_strip * per_task
-        last = (first + per_task).min(panels)
-        num_rows = (rows - row).min(strip)
-        left = x + row * ldx
+    def group(
+        b: ir.IRBuilder, x: Ptr, ldx: Int, rows: Int, depth: Int, w: Ptr, bias: Ptr, outputs: Int, out: Ptr, ldo: Int
+    ) -> None:
         spare = Ptr(b, _spare(b))
-        before = Cell(b, I64, number(b, 0))  # panels of earlier segments
-        with loop(b, 0, num_segments) as s:
-            w, bias, outputs, out, ldo = ((segments + (s * SEGMENT_FIELDS + i)).int() for i in range(SEGMENT_FIELDS))
-            here = (outputs + (PANEL - 1)) // PANEL
-            begin, end = (first - before.int()).max(0), (last - before.int()).min(here)
-            with loop(b, begin, end) as i:
-                column = i * PANEL
-                weights, shifts = w.floats() + column * depth, bias.floats() + column
-                target = out.floats() + (row * ldo + column)
-                left_over = (outputs - column).min(PANEL)
-                with b.if_else(left_over.compare("==", PANEL)) as (whole, part):
-                    with whole:
-                        call(b, panel, left, ldx, num_rows, depth, weights, shifts, target, ldo)
-                    with part, loop(b, 0, num_rows, TILE_ROWS) as m:  # a narrow panel ends elsewhere, then is copied
-                        count = (num_rows - m).min(TILE_ROWS)
-                        call(b, panel, left + m * ldx, ldx, count, depth, weights, shifts, spare, number(b, PANEL))
-                        with loop(b, 0, count) as r, loop(b, 0, left_over) as n:
-                            (target + ((m + r) * ldo + n)).store((spare + (r * PANEL + n)).load())
-            before.store(before.int() + here)
+        with b.if_else(outputs.compare("==", PANEL)) as (whole, part):
+            with whole:
+                call(b, panel, x, ldx, rows, depth, w, bias, out, ldo)
+            with part, loop(b, 0, rows, TILE_ROWS) as m:  # a narrow panel ends elsewhere, then is copied
+                count = (rows - m).min(TILE_ROWS)
+                call(b, panel, x + m * ldx, ldx, count, depth, w, bias, spare, number(b, PANEL))
+                with loop(b, 0, count) as r, loop(b, 0, outputs) as n:
+                    (out + ((m + r) * ldo + n)).store((spare + (r * PANEL + n)).load())
 
-    task_kernel(module, "packed", body)
+    segments_kernel(module, "packed", PANEL, group)
     return ["packed"]
 
 
