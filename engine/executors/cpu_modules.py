@@ -1,7 +1,7 @@
 """Modules that compute on the CPU what transformers' own do, by kvtop's kernels.
 
-A linear by itself reads its weight as it lies, shared with whoever else does (an embedding). A fused module has copies
-of its linears' weights, rearranged for the kernel; the originals go with the modules that it replaces.
+They have copies of the linears' weights, rearranged for the kernel; the originals go with the modules replaced. An
+embedding that shares its weight with a linear reads the copy too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from torch import Tensor, nn
 from kvtop.kernels.cpu import ops
 
 
-class NativeLinear(nn.Linear):
-    """``nn.Linear`` over the same weight; a linear without bias adds zeros."""
+def joined(linears: Sequence[nn.Linear]) -> ops.Packed:
+    """Several linears of one input as one product, their weights copied; one without bias adds zeros."""
+    shifts = [torch.zeros(m.out_features) if m.bias is None else m.bias.detach() for m in linears]
+    return ops.Packed([m.weight.detach() for m in linears], shifts)
+
+
+class PackedLinear(nn.Module):
+    """``nn.Linear`` by itself."""
 
     def __init__(self, original: nn.Linear) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.in_features, self.out_features = original.in_features, original.out_features
-        self.weight, self.bias = original.weight, original.bias
-        self.shift = torch.zeros(self.out_features) if original.bias is None else original.bias.detach()
-        self.product = ops.Linears([self.weight.detach()], [self.shift])
+        self.product = joined([original])
 
     def forward(self, input: Tensor) -> Tensor:
         rows = _rows(input)
@@ -34,9 +38,16 @@ class NativeLinear(nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
 
-def joined(linears: Sequence[NativeLinear]) -> ops.Packed:
-    """Several linears of one input as one product, their weights copied."""
-    return ops.Packed([linear.weight.detach() for linear in linears], [linear.shift for linear in linears])
+class PackedEmbedding(nn.Module):
+    """``nn.Embedding`` over the weight of a ``PackedLinear``, times ``factor`` (1 in most models)."""
+
+    def __init__(self, product: ops.Packed, factor: float) -> None:
+        super().__init__()
+        self.product, self.factor = product, factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = self.product.rows(input)
+        return rows if self.factor == 1.0 else rows.mul_(self.factor)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -62,7 +73,7 @@ class NativeRMSNorm(nn.Module):
 class FusedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), with gate and up in one call."""
 
-    def __init__(self, linears: Sequence[NativeLinear], act: Any) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], act: Any) -> None:
         super().__init__()
         self.product, self.down = joined(linears[:2]), joined(linears[2:])
         self.width, self.out_features = linears[0].out_features, linears[2].out_features
@@ -92,7 +103,7 @@ class FusedAttention(nn.Module):
     """q, k and v in one call, norms per head where there are any, rotation in place, kvtop's attention, o."""
 
     def __init__(
-        self, linears: Sequence[NativeLinear], norms: Sequence[nn.Module], head_dim: int, call: AttentionCall
+        self, linears: Sequence[nn.Linear], norms: Sequence[nn.Module], head_dim: int, call: AttentionCall
     ) -> None:
         super().__init__()
         self.q_norm, self.k_norm = norms or (None, None)

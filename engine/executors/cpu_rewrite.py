@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from kvtop.engine.executors.cpu_modules import (
     FusedAttention,
     FusedLayer,
     FusedMLP,
-    NativeLinear,
     NativeRMSNorm,
+    PackedEmbedding,
+    PackedLinear,
 )
 from kvtop.engine.executors.cpu_stack import stack_of
 from kvtop.kernels.cpu import jit, ops
@@ -41,14 +42,17 @@ def rewrite(model: Any, notices: list[str]) -> str:
         return modules
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        done = Counter({"linears": _replace(model, _linear)})
-        done["norms"] = _replace(model, _norm)
-        done["MLPs"] = _replace(model, _mlp)
-        done["attentions"] = _replace(model, _attention)
-        done["layers"] = _replace(model, _layer)
+        done = Counter({"norm": _replace(model, _norm)})
+        done["MLP"] = _replace(model, _mlp)
+        done["attention"] = _replace(model, _attention)
+        done["layer"] = _replace(model, _layer)
         done["stack"] = _replace(model, stack_of)
+        packed: dict[int, ops.Packed] = {}  # by the address of the weight
+        done["linear"] = _replace(model, lambda module: _linear(module, packed))
+        done["embedding"] = _replace(model, lambda module: _embedding(module, packed))
     left = sum(type(m) is nn.Linear for m in model.modules())
-    parts = [f"{count} {name}" for name, count in done.items() if count] + [f"{left} linears left"] * bool(left)
+    parts = [f"{count} {name}{'s' * (count > 1)}" for name, count in done.items() if count]
+    parts += [f"torch's own linears: {left}"] * bool(left)
     return f"CPU kernels ({', '.join(parts) or 'nothing recognised'})"
 
 
@@ -68,13 +72,33 @@ def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) ->
     return count
 
 
-def _linear(module: nn.Module) -> nn.Module | None:
-    if type(module) is not nn.Linear or not ops.fits(module.in_features):
+def _is_linear(module: Any) -> TypeGuard[nn.Linear]:
+    """Whether the kernels can compute it."""
+    return type(module) is nn.Linear and jit.is_native(*module.parameters())
+
+
+def _linear(module: nn.Module, packed: dict[int, ops.Packed]) -> nn.Module | None:
+    """Those that nothing has taken in; ``packed`` gets what was made of their weights."""
+    if not _is_linear(module):
         return None
-    tensors = [module.weight] if module.bias is None else [module.weight, module.bias]
-    if not jit.is_native(*tensors) or not all(t.is_contiguous() for t in tensors):
+    replacement = PackedLinear(module)
+    packed[module.weight.data_ptr()] = replacement.product
+    return replacement
+
+
+def _embedding(module: nn.Module, packed: dict[int, ops.Packed]) -> nn.Module | None:
+    """Those whose weight is a linear's too, multiplied by some factor or as it is: it is not there twice."""
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None:
         return None
-    return NativeLinear(module)
+    product = packed.get(module.weight.data_ptr())
+    if product is None:
+        return None
+    index = torch.randint(module.num_embeddings, (1, TRIED_TOKENS))
+    given, rows = module(index).double(), product.rows(index).double()
+    if given.shape != rows.shape:
+        return None
+    replacement = PackedEmbedding(product, float((given * rows).sum() / rows.square().sum()))
+    return replacement if _same(lambda: module(index), lambda: replacement(index)) else None
 
 
 def _norm(module: nn.Module) -> nn.Module | None:
@@ -92,9 +116,9 @@ def _norm(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def _linears(module: nn.Module, *names: str) -> list[NativeLinear]:
-    """Those attributes of ``module``, if all of them are linears that were replaced; else none."""
-    found = [part for name in names if isinstance(part := getattr(module, name, None), NativeLinear)]
+def _linears(module: nn.Module, *names: str) -> list[nn.Linear]:
+    """Those attributes of ``module``, if the kernels can compute all of them; else none."""
+    found = [part for name in names if _is_linear(part := getattr(module, name, None))]
     return found if len(found) == len(names) else []
 
 

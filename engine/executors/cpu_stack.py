@@ -81,7 +81,7 @@ def stack_of(layers: nn.Module) -> FusedStack | None:
 
 def _shape(layer: FusedLayer) -> tuple[int, ...] | None:
     attention, mlp = layer.self_attn, layer.mlp
-    if attention.norms or type(mlp.act_fn) is not nn.SiLU:
+    if attention.norms or type(mlp.act_fn) is not nn.SiLU or not ops.fits(mlp.width):
         return None
     return attention.head_dim, *attention.sizes, attention.out_features, mlp.width
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from kvtop.kernels.cpu.dots_ir import prefetch_rows, product
+from kvtop.kernels.cpu.dots_ir import product
 from kvtop.kernels.cpu.ir_tools import (
+    CACHE_LINE_FLOATS,
     FLOAT,
     FLOATS,
     I32,
@@ -30,6 +31,7 @@ from kvtop.kernels.cpu.ir_tools import (
     function,
     loop,
     number,
+    prefetch,
     splat,
     spread,
     task_kernel,
@@ -49,7 +51,7 @@ def build(module: ir.Module) -> list[str]:
     """
     scores = product(module, "attention_scores", {1: 8, 2: 4, 3: 4})
     softmax = function(module, "softmax_row", [FLOATS, I64, I64, I64, FLOAT, FLOATS], _softmax)
-    weighted = function(module, "weighted_sum", [FLOATS, I64, I64, FLOATS, I64, I64, FLOATS], _weighted(module))
+    weighted = function(module, "weighted_sum", [FLOATS, I64, I64, FLOATS, I64, I64, FLOATS, FLOATS], _weighted(module))
 
     def body(b: ir.IRBuilder, field: Callable[[int], Int], task: Int) -> None:
         items, tables = field(0).longs(), field(1).longs()
@@ -82,18 +84,18 @@ def build(module: ir.Module) -> list[str]:
             with loop(b, 0, dim, LANES) as i:
                 (target + i).store_vector(b.fmul((source + i).vector(), spread(b, scaling)))
 
-        def blocks(pool: Ptr, width_of: Int, use: Callable[[Ptr, Int, Int], None]) -> None:
-            """``use(slot, number, column)`` for the slots in [low, high) of every block."""
+        def blocks(pool: Ptr, width_of: Int, use: Callable[[Ptr, Int, Int, Ptr], None]) -> None:
+            """``use(slot, number, column, next block)`` for the slots in [low, high) of every block."""
             last = (high - 1) // size
             with loop(b, low // size, last + 1) as i:
                 piece = (tables + (table + i)).int() * kv_heads + head
                 following = (tables + (table + (i + 1).min(last))).int() * kv_heads + head
-                prefetch_rows(b, pool + following * size * width_of, size * width_of)
                 begin, end = (low - i * size).max(0), (high - i * size).min(size)
-                use(pool + (piece * size + begin) * width_of, end - begin, i * size + begin - low)
+                ahead = pool + following * size * width_of
+                use(pool + (piece * size + begin) * width_of, end - begin, i * size + begin - low, ahead)
 
-        blocks(k_pool, dim, lambda k, count, column: call(
-            b, scores, queries, dim, rows, k, dim, count, dim, weights + column, width))  # fmt: skip
+        blocks(k_pool, dim, lambda k, count, column, ahead: call(
+            b, scores, queries, dim, rows, k, dim, count, dim, weights + column, width, ahead))  # fmt: skip
         with loop(b, 0, tokens) as t:
             begin, end = first_key(position + t) - low, position + t + 1 - low
             with loop(b, 0, shared) as g:
@@ -101,8 +103,8 @@ def build(module: ir.Module) -> list[str]:
                 call(b, softmax, weights + r * width, begin, end, width, softcap, inverse + r)
         with loop(b, 0, rows * v_dim, LANES) as i:
             (sums + i).store_vector(splat(0.0))
-        blocks(v_pool, v_dim, lambda v, count, column: call(
-            b, weighted, weights + column, width, rows, v, count, v_dim, sums))  # fmt: skip
+        blocks(v_pool, v_dim, lambda v, count, column, ahead: call(
+            b, weighted, weights + column, width, rows, v, count, v_dim, sums, ahead))  # fmt: skip
         with loop(b, 0, tokens) as t, loop(b, 0, shared) as g:
             r = t * shared + g
             source, target = sums + r * v_dim, out + (((row + t) * kv_heads + head) * shared + g) * v_dim
@@ -146,13 +148,18 @@ def _tanh(b: ir.IRBuilder, x: Any) -> Any:
 
 
 def _weighted(module: ir.Module) -> Callable[..., None]:
-    """``f(weights, ldw, rows, v, slots, width, sums)``: sums[r] += weights[r][s] * v[s]."""
+    """``f(weights, ldw, rows, v, slots, width, sums, ahead)``: sums[r] += weights[r][s] * v[s].
+
+    With every line of ``v`` the same line of ``ahead`` is fetched, by the first rows.
+    """
 
     def tile(rows: int, vectors: int) -> ir.Function:
-        def body(b: ir.IRBuilder, weights: Ptr, ldw: Int, v: Ptr, slots: Int, width: Int, sums: Ptr) -> None:
+        def body(b: ir.IRBuilder, weights: Ptr, ldw: Int, v: Ptr, slots: Int, width: Int, sums: Ptr, near: Ptr) -> None:
             where = [[sums + (width * r + n * LANES) for n in range(vectors)] for r in range(rows)]
             cells = [[Cell(b, VECTOR, p.vector()) for p in line] for line in where]
             with loop(b, 0, slots) as s:
+                for n in range(0, vectors * LANES, CACHE_LINE_FLOATS):
+                    prefetch(b, near + (s * width + n))
                 values = [(v + (s * width + n * LANES)).vector() for n in range(vectors)]
                 for r in range(rows):
                     share = spread(b, (weights + (ldw * r + s)).load())
@@ -162,15 +169,19 @@ def _weighted(module: ir.Module) -> Callable[..., None]:
                 for cell, place in zip(line, places, strict=True):
                     place.store_vector(cell.load())
 
-        return function(module, f"weighted_{rows}x{vectors}", [FLOATS, I64, FLOATS, I64, I64, FLOATS], body)
+        return function(module, f"weighted_{rows}x{vectors}", [FLOATS, I64, FLOATS, I64, I64, FLOATS, FLOATS], body)
 
     full = {r: tile(r, n) for r, n in WEIGHTED.items()}
     thin = {r: tile(r, 1) for r in WEIGHTED}
 
-    def body(b: ir.IRBuilder, weights: Ptr, ldw: Int, rows: Int, v: Ptr, slots: Int, width: Int, sums: Ptr) -> None:
+    def body(
+        b: ir.IRBuilder, weights: Ptr, ldw: Int, rows: Int, v: Ptr, slots: Int, width: Int, sums: Ptr, ahead: Ptr
+    ) -> None:
         def strip(count: int, r: Int) -> None:
+            near = Ptr(b, b.select(r.compare("==", 0), ahead.value, v.value))
+
             def one(fn: ir.Function, i: Int) -> None:
-                call(b, fn, weights + r * ldw, ldw, v + i, slots, width, sums + (r * width + i))
+                call(b, fn, weights + r * ldw, ldw, v + i, slots, width, sums + (r * width + i), near + i)
 
             whole = width - width % (WEIGHTED[count] * LANES)
             with loop(b, 0, whole, WEIGHTED[count] * LANES) as i:

@@ -103,7 +103,7 @@ class _Library:
         import llvmlite.binding as llvm
         from llvmlite import ir
 
-        from kvtop.kernels.cpu import attention_ir, chain_ir, linear_ir, packed_ir, rows_ir
+        from kvtop.kernels.cpu import attention_ir, chain_ir, packed_ir, rows_ir
 
         process: Any = ctypes.CDLL(None)
         for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_parallel", "sched_yield"):
@@ -111,7 +111,7 @@ class _Library:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         module = ir.Module("kvtop")
-        names = [name for part in (linear_ir, packed_ir, attention_ir, rows_ir) for name in part.build(module)]
+        names = [name for part in (packed_ir, attention_ir, rows_ir) for name in part.build(module)]
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, jit=True
         )

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from kvtop.kernels.cpu import jit
 
-GROUP = 12  # outputs a linear computes together (``linear_ir.GROUP``)
-STRIP_BYTES = 256 * 1024  # of x that stay in a core's second-level cache while weights pass
-PACKED_STRIP_BYTES = 1024 * 1024  # the same where only a tile of rows has to be near
-PANEL_VECTORS = 3  # outputs of a packed weight that are computed together (``packed_ir.VECTORS``)
+STRIP_BYTES = 1024 * 1024  # of x that pass the weights together; only a tile of its rows has to be near
+PANEL_VECTORS = 3  # outputs of a weight that are computed together (``packed_ir.VECTORS``)
+TILE_ROWS = 8  # a multiple of the rows of a tile (``packed_ir.TILE_ROWS``)
 THREAD_ROWS = 64  # rows that are worth a pass over the weights of their own
 TASK_BYTES = 512 * 1024  # of weights: a task long enough that taking it costs nothing
 QUERY_ROWS = 12  # query rows that pass the keys together
@@ -30,38 +29,39 @@ def fits(*widths: int) -> bool:
     return all(width > 0 and width % jit.lanes() == 0 for width in widths)
 
 
-class Linears:
+class Packed:
     """Weights (N_i, depth) and biases (N_i,) that one input is multiplied with: one piece of work for the threads.
 
-    Tensors are contiguous, and stay where they are: their addresses are looked up once.
+    They are copied in the order in which they are read: a weight becomes (panels, depth, 3 vectors), what is beyond N_i
+    zeros. See ``packed_ir``.
     """
 
-    kernel, tile_rows, strip_bytes = "linear", 4, STRIP_BYTES
-
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        self._take(list(weights), list(biases), [len(w) for w in weights], weights[0].shape[1], GROUP)
+        panel = PANEL_VECTORS * jit.lanes()
+        shifts = [torch.nn.functional.pad(b, (0, -len(b) % panel)) for b in biases]
+        self._take([_in_panels(w, panel) for w in weights], shifts, [len(w) for w in weights])
 
-    def _take(self, weights: list[Tensor], biases: list[Tensor], outputs: list[int], depth: int, group: int) -> None:
-        """``outputs`` of each weight are computed by groups of ``group``."""
-        self.weights, self.biases, self.outputs, self.depth, self.group = weights, biases, outputs, depth, group
+    def _take(self, weights: list[Tensor], biases: list[Tensor], outputs: list[int]) -> None:
+        self.weights, self.biases, self.outputs = weights, biases, outputs
+        _, self.depth, self.panel = weights[0].shape
         self._segments = [(w.data_ptr(), b.data_ptr(), n) for w, b, n in zip(weights, biases, outputs, strict=True)]
-        self._groups = sum(-(-n // group) for n in outputs)
+        self._num_panels = sum(len(w) for w in weights)
         self._table = ctypes.c_int64 * (5 * len(weights))
 
     def __call__(self, x: Tensor, outs: Sequence[Tensor]) -> None:
         """``outs[i]`` (rows, N_i) = ``x`` (rows, depth) @ weight_i.T + bias_i; read once for each strip."""
         fields, table = self.job(x, outs)
-        jit.run(self.kernel, self.num_tasks(x.shape[0]), fields)
+        jit.run("packed", self.num_tasks(x.shape[0]), fields)
         del table  # it had to live until now
 
     def job(self, x: Tensor, outs: Sequence[Tensor]) -> tuple[list[int], ctypes.Array]:
-        """Fields of ``kernel``, and what one of them points to."""
+        """Fields of the kernel ``packed``, and what one of them points to."""
         segments = []
         for segment, out in zip(self._segments, outs, strict=True):
             segments += (*segment, out.data_ptr(), out.stride(0))
         table = self._table(*segments)
         rows = x.shape[0]
-        fields = [x.data_ptr(), x.stride(0), rows, self.strip(rows), self.depth, self._groups, self.per_task()]
+        fields = [x.data_ptr(), x.stride(0), rows, self.strip(rows), self.depth, self._num_panels, self.per_task()]
         return [*fields, ctypes.addressof(table), len(outs)], table
 
     def strip(self, rows: int) -> int:
@@ -69,47 +69,47 @@ class Linears:
 
         As many rows as a core's second-level cache holds, fewer where the weights alone are no work for all threads.
         """
-        tasks = -(-self._groups // self.per_task())
+        tasks = -(-self._num_panels // self.per_task())
         wanted = min(rows // THREAD_ROWS, -(-2 * torch.get_num_threads() // tasks))
-        strips = max(1, wanted, -(-4 * self.depth * rows // self.strip_bytes))
+        strips = max(1, wanted, -(-4 * self.depth * rows // STRIP_BYTES))
         share = -(-rows // strips)
-        return max(self.tile_rows, share + -share % self.tile_rows)
+        return share + -share % TILE_ROWS
 
     def num_tasks(self, rows: int) -> int:
         """Into how many tasks a product with so many rows is cut."""
-        return -(-self._groups // self.per_task()) * -(-rows // self.strip(rows))
+        return -(-self._num_panels // self.per_task()) * -(-rows // self.strip(rows))
 
     def per_task(self) -> int:
-        """Groups of outputs that a task computes, for as many threads as torch has now."""
-        group_bytes = 4 * self.depth * self.group
-        return max(1, min(TASK_BYTES // group_bytes, self._groups // (8 * torch.get_num_threads())))
+        """Panels that a task computes, for as many threads as torch has now."""
+        panel_bytes = 4 * self.depth * self.panel
+        return max(1, min(TASK_BYTES // panel_bytes, self._num_panels // (8 * torch.get_num_threads())))
 
-    def __deepcopy__(self, memo: dict) -> Linears:
-        twin = type(self).__new__(type(self))
-        twin._take(copy.deepcopy(self.weights, memo), copy.deepcopy(self.biases, memo), *self._shape())
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the first weight, as they were: (*index.shape, depth).
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        size = self.outputs[0]
+        if beyond := index[(index < 0) | (index >= size)].tolist():
+            raise IndexError(f"row {beyond[0]} of a weight of {size}")
+        return self.weights[0][index // self.panel, :, index % self.panel]
+
+    def __deepcopy__(self, memo: dict) -> Packed:
+        twin = memo[id(self)] = type(self).__new__(type(self))  # a linear and an embedding share it
+        twin._take(copy.deepcopy(self.weights, memo), copy.deepcopy(self.biases, memo), self.outputs)
         return twin
 
-    def _shape(self) -> tuple[list[int], int, int]:
-        return self.outputs, self.depth, self.group
 
-
-class Packed(Linears):
-    """As ``Linears``, from copies of the weights in the order in which they are read: see ``packed_ir``.
-
-    A weight (N, depth) becomes (panels, depth, 3 vectors), what is beyond N zeros. Products of many rows take two
-    thirds of the time, of few the same; any depth will do.
-    """
-
-    kernel, tile_rows, strip_bytes = "packed", 8, PACKED_STRIP_BYTES
-
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        panel = PANEL_VECTORS * jit.lanes()
-        spare = [-len(w) % panel for w in weights]
-        padded = [torch.nn.functional.pad(w, (0, 0, 0, more)) for w, more in zip(weights, spare, strict=True)]
-        depth = weights[0].shape[1]
-        panels = [w.view(-1, panel, depth).transpose(1, 2).contiguous() for w in padded]
-        shifts = [torch.nn.functional.pad(b, (0, more)) for b, more in zip(biases, spare, strict=True)]
-        self._take(panels, shifts, [len(w) for w in weights], depth, panel)
+def _in_panels(weight: Tensor, panel: int) -> Tensor:
+    """``weight`` (N, depth) as (ceil(N / panel), depth, panel), without another copy on the way."""
+    (size, depth), whole = weight.shape, len(weight) // panel
+    panels = weight.new_empty(-(-size // panel), depth, panel)
+    panels[:whole] = weight[: whole * panel].view(whole, panel, depth).transpose(1, 2)
+    if whole < len(panels):
+        panels[whole] = 0
+        panels[whole, :, : size - whole * panel] = weight[whole * panel :].T
+    return panels
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from kvtop.kernels.cpu.ir_tools import (
+    FLOAT,
     FLOATS,
     I64,
     LANES,
@@ -29,9 +30,10 @@ from kvtop.kernels.cpu.ir_tools import (
     number,
     prefetch,
     spread,
+    task_kernel,
 )
-from kvtop.kernels.cpu.segments_ir import segments_kernel
 
+SEGMENT_FIELDS = 5
 VECTORS = 3
 PANEL = VECTORS * LANES  # outputs that are computed together
 TILE_ROWS = 8 if REGISTERS >= 32 else 4  # rows: their sums, a panel's vectors and one number of x are all in registers
@@ -40,29 +42,48 @@ LEAD = 2048  # floats that a tile reads its panel ahead of its products
 
 
 def build(module: ir.Module) -> list[str]:
-    """Fields: those of ``segments_kernel``, in panels; weights are panels, biases padded as they are."""
+    """Fields: x, ldx, rows, rows of a strip, depth, panels, panels of a task, segments, how many.
+
+    A segment is one weight: its panels, biases padded as they are, outputs, out, ldo. Panels are counted over all
+    segments. A task is some panels for one strip of rows.
+    """
     panel = function(module, "packed_panel", [FLOATS, I64, I64, I64, FLOATS, FLOATS, FLOATS, I64], _panel(module))
 
-    def group(
-        b: ir.IRBuilder, x: Ptr, ldx: Int, rows: Int, depth: Int, w: Ptr, bias: Ptr, outputs: Int, out: Ptr, ldo: Int
-    ) -> None:
+    def body(b: ir.IRBuilder, field: Callable[[int], Int], task: Int) -> None:
+        x, ldx, rows, strip, depth = field(0).floats(), field(1), field(2), field(3), field(4)
+        panels, per_task, segments, num_segments = field(5), field(6), field(7).longs(), field(8)
+        tasks_of_strip = (panels + per_task - 1) // per_task
+        row = task // tasks_of_strip * strip
+        first = task % tasks_of_strip * per_task
+        last = (first + per_task).min(panels)
+        left, num_rows = x + row * ldx, (rows - row).min(strip)
         spare = Ptr(b, _spare(b))
-        with b.if_else(outputs.compare("==", PANEL)) as (whole, part):
-            with whole:
-                call(b, panel, x, ldx, rows, depth, w, bias, out, ldo)
-            with part, loop(b, 0, rows, TILE_ROWS) as m:  # a narrow panel ends elsewhere, then is copied
-                count = (rows - m).min(TILE_ROWS)
-                call(b, panel, x + m * ldx, ldx, count, depth, w, bias, spare, number(b, PANEL))
-                with loop(b, 0, count) as r, loop(b, 0, outputs) as n:
-                    (out + ((m + r) * ldo + n)).store((spare + (r * PANEL + n)).load())
+        before = Cell(b, I64, number(b, 0))  # panels of earlier segments
+        with loop(b, 0, num_segments) as s:
+            w, bias, outputs, out, ldo = ((segments + (s * SEGMENT_FIELDS + i)).int() for i in range(SEGMENT_FIELDS))
+            here = (outputs + (PANEL - 1)) // PANEL
+            begin, end = (first - before.int()).max(0), (last - before.int()).min(here)
+            with loop(b, begin, end) as i:
+                column = i * PANEL
+                weights, shifts = w.floats() + column * depth, bias.floats() + column
+                target = out.floats() + (row * ldo + column)
+                with b.if_else((outputs - column).compare(">=", PANEL)) as (whole, part):
+                    with whole:
+                        call(b, panel, left, ldx, num_rows, depth, weights, shifts, target, ldo)
+                    with part, loop(b, 0, num_rows, TILE_ROWS) as m:  # a narrow panel ends elsewhere, then is copied
+                        count = (num_rows - m).min(TILE_ROWS)
+                        call(b, panel, left + m * ldx, ldx, count, depth, weights, shifts, spare, number(b, PANEL))
+                        with loop(b, 0, count) as r, loop(b, 0, outputs - column) as n:
+                            (target + ((m + r) * ldo + n)).store((spare + (r * PANEL + n)).load())
+            before.store(before.int() + here)
 
-    segments_kernel(module, "packed", PANEL, group)
+    task_kernel(module, "packed", body)
     return ["packed"]
 
 
 def _spare(b: ir.IRBuilder):
     with b.goto_entry_block():
-        slot = b.alloca(ir.ArrayType(FLOATS.pointee, TILE_ROWS * PANEL))
+        slot = b.alloca(ir.ArrayType(FLOAT, TILE_ROWS * PANEL))
         return b.bitcast(slot, FLOATS)
 
 

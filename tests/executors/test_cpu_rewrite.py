@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from kvtop.engine.executors import cpu_modules, cpu_rewrite, torch_attention
 from kvtop.engine.executors.torch_executor import TorchExecutor
-from kvtop.kernels.cpu import jit
+from kvtop.kernels.cpu import jit, ops
 
 pytestmark = pytest.mark.skipif(jit.missing() is not None, reason=f"no CPU kernels here: {jit.missing()}")
 
@@ -46,7 +47,7 @@ def test_what_is_replaced(family: str) -> None:
         AutoConfig.for_model(family, **config), attn_implementation=torch_attention.NAME
     )
     model.eval().requires_grad_(False)
-    before = {name: p.data_ptr() for name, p in model.named_parameters()}
+    before, weights = {name: p.data_ptr() for name, p in model.named_parameters()}, num_weights(model)
     text = cpu_rewrite.rewrite(model, [])
     kinds = Counter(type(m) for m in model.modules())
     fused = (cpu_modules.FusedAttention, cpu_modules.FusedMLP, cpu_modules.FusedLayer)
@@ -57,10 +58,63 @@ def test_what_is_replaced(family: str) -> None:
             m for m in model.modules() if type(m).__name__.endswith("RMSNorm") and type(m).__module__[:5] != "kvtop"
         ]
     left = {name: p.data_ptr() for name, p in model.named_parameters()}
-    assert left.items() <= before.items()  # what is not fused was not copied,
-    assert all(
-        "_proj" in name or "q_norm" in name or "k_norm" in name for name in before.keys() - left.keys()
-    )  # and what is fused is there once
+    assert left.items() <= before.items()  # what is not replaced was not copied,
+    products = {id(p): p for m in model.modules() for p in vars(m).values() if isinstance(p, ops.Packed)}
+    copied = sum(n * product.depth for product in products.values() for n in product.outputs)
+    assert copied + num_weights(model) == weights  # and what is replaced is there once
+
+
+def num_weights(model: nn.Module) -> int:
+    """Elements of matrices; a tied one counts once."""
+    return sum(p.numel() for p in model.parameters() if p.ndim > 1)
+
+
+def test_an_embedding_reads_the_head_it_is_tied_to() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.other = nn.Embedding(50, 12), nn.Embedding(50, 12)
+            self.head = nn.Linear(12, 50, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied().requires_grad_(False)
+    rows, other, ids = model.embed.weight.clone(), model.other, torch.tensor([[0, 49, 7], [24, 23, 0]])
+    x = torch.randn(3, 12)
+    want = model.head(x)
+    assert "1 linear, 1 embedding" in rewritten(model)
+    assert model.other is other
+    assert torch.equal(model.embed(ids), rows[ids])
+    assert (model.head(x) - want).norm() < 1e-6 * want.norm()
+    for wrong in (-1, 50, 71):  # 72 rows are there, with what fills the last panel
+        with pytest.raises(IndexError, match=f"row {wrong} of a weight of 50"):
+            model.embed(torch.tensor([3, wrong]))
+    twin = copy.deepcopy(model)
+    assert twin.embed.product is twin.head.product is not model.head.product
+
+
+def test_an_embedding_that_does_more_than_scale_keeps_its_weight() -> None:
+    class Odd(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).cumsum(-1)
+
+    model = nn.ModuleList([Odd(50, 12), nn.Linear(12, 50, bias=False)]).requires_grad_(False)
+    embedding, head = model
+    head.weight = embedding.weight
+    assert rewritten(model) == "CPU kernels (1 linear)"
+    assert model[0] is embedding
+
+
+def rewritten(model: nn.Module) -> str:
+    """What ``rewrite`` says of a model of any class."""
+    return cpu_rewrite.rewrite(Typed(model), [])
+
+
+class Typed(nn.Module):
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
 
 
 def test_a_layer_that_scales_by_position_keeps_its_own_attention() -> None:
@@ -77,7 +131,6 @@ def test_a_layer_that_scales_by_position_keeps_its_own_attention() -> None:
     torch_attention.register()
     for kind, count in ((LlamaAttention, 1), (Scaled, 0)):
         model = nn.Sequential(kind(config, 0)).eval().requires_grad_(False)
-        cpu_rewrite._replace(model, cpu_rewrite._linear)
         assert cpu_rewrite._replace(model, cpu_rewrite._attention) == count
 
 
@@ -109,7 +162,10 @@ def test_without_kernels_it_is_said_and_plain_torch_serves(
 
 
 def test_the_default_model_is_replaced_whole(smollm2: TorchExecutor) -> None:
-    assert smollm2.info.modules == "CPU kernels (211 linears, 61 norms, 30 MLPs, 30 attentions, 30 layers, 1 stack)"
+    assert (
+        smollm2.info.modules
+        == "CPU kernels (61 norms, 30 MLPs, 30 attentions, 30 layers, 1 stack, 1 linear, 1 embedding)"
+    )
     smollm2.allocate(4, 16)
     assert smollm2.pool.attention == "cpu"
 

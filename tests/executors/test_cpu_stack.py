@@ -97,10 +97,10 @@ def test_quantised_blocks_go_layer_by_layer(tmp_path: Path, monkeypatch: pytest.
     assert serve(plain, prompts, 8) == want
 
 
-@pytest.mark.parametrize("family", ["gemma", "qwen3"])
-def test_other_gates_and_norms_per_head_are_not_stacked(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("family", "sizes"), [("gemma", {}), ("qwen3", {}), ("llama", {"intermediate_size": 100})])
+def test_other_gates_norms_per_head_and_odd_widths_are_not_stacked(
+    family: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = load(family, tmp_path, monkeypatch)
+    executor = load(family, tmp_path, monkeypatch, **sizes)
     assert type(executor._model.model.layers) is torch.nn.ModuleList
     assert "3 layers" in executor.info.modules

@@ -92,7 +92,7 @@ def test_gemma_norms_are_stored_one_above(tmp_path: Path) -> None:
 
 def weights_of(executor: TorchExecutor) -> list[torch.Tensor]:
     """Those that are parameters still, and those that the CPU kernels have copies of."""
-    products = [p for m in executor._model.modules() for p in vars(m).values() if isinstance(p, ops.Linears)]
+    products = [p for m in executor._model.modules() for p in vars(m).values() if isinstance(p, ops.Packed)]
     return [*executor._model.state_dict().values(), *(weight for product in products for weight in product.weights)]
 
 

@@ -18,7 +18,6 @@ from kvtop.kernels.cpu.jobs import Jobs
 pytestmark = pytest.mark.skipif(jit.missing() is not None, reason=f"no CPU kernels here: {jit.missing()}")
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 50, 260)
-KINDS = (ops.Linears, ops.Packed)
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
@@ -34,38 +33,35 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("depth", [16, 48, 576, 2064])
-def test_linears_that_share_their_input(rows: int, depth: int, kind: type[ops.Linears]) -> None:
+def test_linears_that_share_their_input(rows: int, depth: int) -> None:
     """Every size of a tile, groups of outputs that are not whole, strips of rows that are not whole."""
     x = torch.randn(rows, depth + 16)[:, :depth]  # rows with something between them
     weights = [torch.randn(n, depth) for n in (1, 11, 12, 13, 100)]
     biases = [torch.randn(len(w)) for w in weights]
     outs = [torch.full((rows, len(w)), float("nan")) for w in weights]
-    kind(weights, biases)(x, outs)
+    ops.Packed(weights, biases)(x, outs)
     for w, b, out in zip(weights, biases, outs, strict=True):
         exact = x.double() @ w.double().T + b.double()
         rounding = 4e-7 * (x.double().abs() @ w.double().abs().T + b.double().abs())  # of terms of either sign
         assert ((out.double() - exact).abs() <= rounding).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_linear_into_columns_leaves_the_others_alone(kind: type[ops.Linears]) -> None:
+def test_a_linear_into_columns_leaves_the_others_alone() -> None:
     packed = torch.full((5, 40), -7.0)
     x, w = torch.randn(5, 16), torch.randn(13, 16)
-    kind([w], [torch.zeros(13)])(x, [packed[:, 20:33]])
+    ops.Packed([w], [torch.zeros(13)])(x, [packed[:, 20:33]])
     assert relative(packed[:, 20:33], x.double() @ w.double().T) < 3e-7
     assert (packed[:, :20] == -7).all()
     assert (packed[:, 33:] == -7).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_value_that_is_not_finite_stays_in_its_row(kind: type[ops.Linears]) -> None:
+def test_one_value_that_is_not_finite_stays_in_its_row() -> None:
     x, w = torch.randn(6, 32), torch.randn(25, 32)
     x[2, 5], x[4, 0] = float("nan"), float("inf")
     out = torch.empty(6, 25)
-    kind([w], [torch.zeros(25)])(x, [out])
+    ops.Packed([w], [torch.zeros(25)])(x, [out])
     assert out.isfinite().all(-1).tolist() == [True, True, False, True, False, True]
 
 
@@ -100,14 +96,13 @@ def test_attention_survives_large_scores(size: float) -> None:
     assert (got[0].double() - want).abs().max() < 1e-5 * max(1.0, size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_threads_do_not_change_a_bit(kind: type[ops.Linears]) -> None:
+def test_threads_do_not_change_a_bit() -> None:
     x, w = torch.randn(37, 64), torch.randn(500, 64)
 
     def once(threads: int) -> torch.Tensor:
         torch.set_num_threads(threads)
         out = torch.empty(37, 500)
-        kind([w], [torch.zeros(500)])(x, [out])
+        ops.Packed([w], [torch.zeros(500)])(x, [out])
         return out
 
     assert torch.equal(once(1), once(2))

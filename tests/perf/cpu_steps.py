@@ -33,7 +33,7 @@ from kvtop.kernels.cpu.jobs import Jobs
 BLOCK_SIZE = 16
 DECODES = tuple(itertools.product((64, 600), (1, 4, 16, 32)))  # (context, sequences)
 PREFILLS = (16, 64, 128, 384)
-PARTS = {"attention": "attention", "linear": "linears", "packed": "linears"} | dict.fromkeys(
+PARTS = {"attention": "attention", "packed": "linears"} | dict.fromkeys(
     ("rms_norm", "add_norm", "rotary", "scatter", "gate"), "small"
 )
 COLUMNS = ("linears", "lm_head", "attention", "small", "rest")
@@ -83,7 +83,7 @@ class Bounds:
 
     def __init__(self, executor: TorchExecutor, read_gb: float, gflops: float) -> None:
         self.info, self.read, self.rate = executor.info, read_gb * 1e9, gflops * 1e9
-        head = executor._model.get_output_embeddings().weight.numel()
+        head = executor.info.vocab_size * executor._model.config.hidden_size
         self.head, self.body = head, executor.info.num_params - head
 
     def of(self, step: Plan) -> float:
@@ -105,7 +105,7 @@ def split_into(parts: dict[str, float], vocab_size: int) -> Iterator[None]:
 
     def measured(kernel: str, num_tasks: int, fields: list[int], threads: int | None = None) -> None:
         spent = timed(lambda: run(kernel, num_tasks, fields, threads))
-        head = kernel == "linear" and fields[5] >= vocab_size // ops.GROUP
+        head = kernel == "packed" and fields[5] >= vocab_size // (ops.PANEL_VECTORS * jit.lanes())
         parts["lm_head" if head else PARTS[kernel]] += spent
 
     jit.run, jit.run_all = measured, each
