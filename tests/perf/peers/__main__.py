@@ -4,9 +4,9 @@
 
 48 requests, all there from the start: prompts of 16 to 384 tokens, half of them behind one system prompt of 160
 tokens, answers of 8 to 96, greedy, SmolLM2 in fp32 on the CPU. Every peer is a process of its own that loads the model
-once; the others are stopped (SIGSTOP) while one runs. Four requests warm each up beforehand. vLLM takes part with the
-Python of an environment that has it: ``--vllm-python``; llama.cpp with one that has xllamacpp: ``--llama-python``. A
-peer that fails is left out with its reason. Figures are medians over the repeats.
+once; the others are stopped (SIGSTOP) while one runs. Four requests warm each up beforehand. docs/benchmarks.md says
+how the environments of vLLM and llama.cpp are made, and what the table's columns mean. A peer that is not installed,
+fails, or is cut off after ``--timeout`` has its reason in the table. Ctrl-C ends all peers and prints what is complete.
 """
 
 from __future__ import annotations
@@ -18,153 +18,145 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from agreement import agreement
-from llama_gguf import write_fp32
-from report import Run, table
-from workload import requests as make_requests
+USERS_ENVIRONMENT = dict(os.environ)
+"""Before kvtop is imported: its wait policy for OpenMP threads is not every peer's."""
 
-HERE = Path(__file__).parent
+from agreement import agreement  # noqa: E402
+from installed import ELSEWHERE, PEERS, missing  # noqa: E402
+from llama_gguf import write_fp32  # noqa: E402
+from process import HERE, PeerFailed, Process  # noqa: E402
+from report import Result, table  # noqa: E402
+from workload import requests as make_requests  # noqa: E402
+
 WARM_UP = 4  # requests
-PEERS = ("kvtop", "generate", "generate_batch", "vllm", "llama_cpp")
-NEEDS = {"vllm": ("--vllm-python", "vllm"), "llama_cpp": ("--llama-python", "xllamacpp")}
-"""Peers of another environment: the option that names its Python, and what can be imported there."""
+INTERRUPTED = 130
 
 
-class PeerFailed(Exception):
-    """It is left out of the table; what the others did stays."""
-
-
-class Process:
-    """One peer; stopped unless it runs."""
-
-    def __init__(self, name: str, python: str, model: str, threads: int) -> None:
-        self.name = name
-        script = HERE / f"peer_{name}.py"
-        self.said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+def main() -> int:
+    arguments = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what it started is ended, too
+    pythons = {"vllm": arguments.vllm_python, "llama_cpp": arguments.llama_python}
+    results = {name: Result(problem=missing(name, pythons.get(name))) for name in arguments.only or PEERS}
+    for name, result in results.items():
+        if result.problem is not None:
+            say(f"{name}: {result.problem}")
+    if all(result.problem is not None for result in results.values()):
+        return 1
+    model, requests, interrupted = model_folder(), make_requests()[: arguments.requests], False
+    limits = measure_limits(arguments.threads)
+    with tempfile.TemporaryDirectory(prefix="kvtop-peers-") as scratch:
+        bench = Bench(arguments, pythons, model, requests, Path(scratch))
         try:
-            self._process = subprocess.Popen(
-                [python, str(script), model, str(threads)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.said,
-                text=True,
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise PeerFailed(f"{python} cannot be started: {error.strerror}") from error
-        hello = self._read()
-        self.version, self.setting = hello["version"], hello["setting"]
-        self._signal(signal.SIGSTOP)
+            bench.measure(results)
+        except KeyboardInterrupt:
+            interrupted = True
+            for result in results.values():
+                if len(result.runs) < arguments.repeats:
+                    result.problem = result.problem or "interrupted"
+        finally:
+            bench.close()
+    print(table(requests, results, limits), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"requests": requests, "limits": limits, "peers": as_json(results)}))
+    if interrupted:
+        say("interrupted: the table has the runs that were complete")
+        return INTERRUPTED
+    answers = {name: [run.tokens for run in result.runs.values()] for name, result in results.items() if result.runs}
+    print(agreement(requests, answers, model))
+    return 0 if answers else 1
 
-    def run(self, requests: list[dict]) -> Run:
-        self._signal(signal.SIGCONT)
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(requests) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise PeerFailed(self._last_words()) from error
-        answer = self._read()
-        self._signal(signal.SIGSTOP)
-        for request, tokens, times in zip(requests, answer["tokens"], answer["times"], strict=True):
-            # A peer may leave the time of a token out; its first one tells when the request was served.
-            if len(tokens) != request["num_tokens"] or not 1 <= len(times) <= len(tokens):
-                raise PeerFailed(f"{len(tokens)} tokens and {len(times)} times, asked for {request['num_tokens']}")
-        return Run(answer["tokens"], answer["times"])
+
+class Bench:
+    """The peers' processes, and what they are given."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, pythons: dict, model: str, requests: list[dict], scratch: Path
+    ) -> None:
+        self.arguments, self.pythons, self.model = arguments, pythons, model
+        self.requests, self.scratch = requests, scratch
+        self.processes: list[Process] = []
+
+    def measure(self, results: dict[str, Result]) -> None:
+        """Load every peer that has no problem, warm it up, then let them take turns; fills ``results``."""
+        for name, result in results.items():
+            if result.problem is None:
+                say(f"loading {name}")
+                with noted(name, result):
+                    self._load(name, result)
+        for repeat in range(self.arguments.repeats + 1):
+            for process in self.processes:
+                result = results[process.name]
+                if result.problem is None:
+                    with noted(process.name, result):
+                        self._run(process, result, repeat)
+                if result.problem is not None:
+                    process.close()  # it would keep its memory, and a core if it can be stopped no more
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-        log = os.environ.get("KVTOP_PEERS_LOG")
-        if log and not self.said.closed:
-            self.said.seek(0)
-            with open(log, "a") as file:
-                file.write(self.said.read())
-        self.said.close()
+        for process in self.processes:
+            process.close()
 
-    def _read(self) -> dict:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            words = self._last_words()
-            self.close()
-            raise PeerFailed(words)
-        return json.loads(line)
+    def _load(self, name: str, result: Result) -> None:
+        model = gguf_file(self.scratch) if name == "llama_cpp" else self.model
+        path, threads = self.scratch / "requests.json", str(self.arguments.threads)
+        path.write_text(json.dumps(self.requests))
+        command = [self.pythons.get(name) or sys.executable, str(HERE / f"peer_{name}.py"), model, threads, str(path)]
+        environment = {**USERS_ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": threads}
+        process = Process(name, command, self.requests, self.arguments.timeout, environment)
+        self.processes.append(process)
+        process.load()
+        result.version, result.setting = process.version, process.setting
 
-    def _last_words(self) -> str:
-        """The last line it printed, which is a traceback's error."""
-        self.said.seek(0)
-        lines = [line.strip() for line in self.said if line.strip()]
-        return f"ended early: {lines[-1] if lines else 'it said nothing'} (KVTOP_PEERS_LOG=FILE keeps what it said)"
-
-    def _signal(self, number: int) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError as error:
-            raise PeerFailed(self._last_words()) from error
+    def _run(self, process: Process, result: Result, repeat: int) -> None:
+        run = process.run(len(self.requests) if repeat else WARM_UP)
+        if repeat:
+            result.runs[repeat] = run
+            say(f"run {repeat}: {process.name} {run.seconds:.1f} s")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=PEERS)
-    parser.add_argument("--vllm-python", help="Python of an environment in which vllm can be imported")
-    parser.add_argument("--llama-python", help="Python of an environment in which xllamacpp can be imported")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="also write every run's figures to this file")
-    arguments = parser.parse_args()
-    pythons = {"vllm": arguments.vllm_python, "llama_cpp": arguments.llama_python}
-    wanted = arguments.only or [p for p in PEERS if p not in NEEDS or pythons[p]]
-    for name in wanted:
-        if name in NEEDS and not pythons[name]:
-            option, package = NEEDS[name]
-            sys.exit(f"{name} needs {option}: the Python of an environment in which {package} can be imported")
-
-    model = model_folder()
-    requests = make_requests()
-    limits = measure_limits(arguments.threads)
-    scratch = tempfile.TemporaryDirectory(prefix="kvtop-peers-")
-    processes: list[Process] = []
-    runs: dict[str, list[Run]] = {name: [] for name in wanted}
+@contextmanager
+def noted(name: str, result: Result) -> Iterator[None]:
+    """What ends a peer's part is said at once and kept for the table."""
     try:
-        for name in wanted:
-            say(f"loading {name}")
-            try:
-                path = gguf_file(scratch.name) if name == "llama_cpp" else model
-                processes.append(Process(name, pythons.get(name) or sys.executable, path, arguments.threads))
-            except PeerFailed as error:
-                say(f"{name} is left out: {error}")
-                del runs[name]
-        for repeat in range(arguments.repeats + 1):
-            for process in [p for p in processes if p.name in runs]:
-                try:
-                    run = process.run(requests if repeat else requests[:WARM_UP])
-                except PeerFailed as error:
-                    say(f"{process.name} is left out: {error}")
-                    del runs[process.name]
-                    continue
-                if repeat:
-                    runs[process.name].append(run)
-                    say(f"run {repeat}: {process.name} {run.seconds:.1f} s")
-        print(table(requests, {p.name: (p.version, p.setting) for p in processes if p.name in runs}, runs, limits))
-        for process in processes:
-            process.close()
-        if len(runs) > 1:
-            print(agreement(requests, {name: kept[0].tokens for name, kept in runs.items()}, model))
-        if arguments.json:
-            figures = {name: [{"tokens": r.tokens, "times": r.times} for r in kept] for name, kept in runs.items()}
-            arguments.json.write_text(json.dumps({"requests": requests, "limits": limits, "runs": figures}))
-    finally:
-        for process in processes:
-            process.close()
-        scratch.cleanup()
+        yield
+    except PeerFailed as error:
+        result.problem = str(error)
+        say(f"{name}: {error}")
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=at_least_1, default=3)
+    parser.add_argument("--only", nargs="+", choices=PEERS)
+    for where in ELSEWHERE.values():
+        parser.add_argument(where.option, help=f"Python of an environment in which {where.module} can be imported")
+    parser.add_argument("--threads", type=at_least_1, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--requests", type=at_least_1, help="only so many of the 48, for a quick look")
+    parser.add_argument("--timeout", type=at_least_1, default=300, help="s a peer has to load, and for each run")
+    parser.add_argument("--json", type=Path, help="also write every run's tokens and times to this file")
+    return parser.parse_args(words)
+
+
+def at_least_1(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def as_json(results: dict[str, Result]) -> dict[str, dict]:
+    return {
+        name: {
+            "version": result.version,
+            "setting": result.setting,
+            "problem": result.problem,
+            "runs": [{"repeat": n, "tokens": run.tokens, "times": run.times} for n, run in result.runs.items()],
+        }
+        for name, result in results.items()
+    }
 
 
 def model_folder() -> str:
@@ -180,11 +172,11 @@ def model_folder() -> str:
     return str(folder)
 
 
-def gguf_file(folder: str) -> str:
+def gguf_file(folder: Path) -> str:
     """The same weights in fp32 as a GGUF file, written to ``folder``."""
     from kvtop.engine.executors.models import resolve
 
-    source, target = resolve("smollm2").path, Path(folder) / "fp32.gguf"
+    source, target = resolve("smollm2").path, folder / "fp32.gguf"
     assert source is not None  # the name of a file that a package brings
     try:
         write_fp32(source, target)
@@ -196,7 +188,7 @@ def gguf_file(folder: str) -> str:
 def measure_limits(threads: int) -> dict[str, float]:
     """Of this machine: see ``limits.py``. In a process of its own, which ends before anything else is measured."""
     script = "import json, limits; print(json.dumps(limits.measure()))"
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(threads)}
+    environment = {**USERS_ENVIRONMENT, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -206,4 +198,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

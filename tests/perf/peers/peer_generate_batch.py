@@ -23,6 +23,8 @@ def load(model_dir: str, threads: int) -> Peer:
     manager.start()
 
     def run(requests: Requests) -> Answer:
+        if manager.batch_processor is not None:
+            manager.batch_processor.cache.reset()  # prompts of an earlier run would be found in it; nobody runs now
         start = time.perf_counter()
         ids = [manager.add_request(prompt, max_new_tokens=count, record_timestamps=True) for prompt, count in requests]
         done = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -14,6 +15,9 @@ SLOTS, SLOT_TOKENS = 48, 512  # one for every request of workload.py, and no les
 
 
 def load(model: str, threads: int) -> Peer:
+    # Its threads meet at a barrier after every operation; where cores are shared, spinning there takes the time of the
+    # thread that is waited for. On a quiet machine it made no difference (four requests, 12.6 to 15.0 s, n = 2 each).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
     params = xllamacpp.CommonParams()
@@ -23,6 +27,10 @@ def load(model: str, threads: int) -> Peer:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_threads_http = SLOTS + 4
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    # Its flash attention converts the fp32 keys and values of all slots to fp16 in every step: a fifth of the time, and
+    # less exact. Without it they are used as they are, as fast as flash attention on an fp16 cache.
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE  # weights in memory of its own, as the others'
     # What an earlier run left behind would make this one faster. Slots share no prefix among themselves anyway.
     params.cache_prompt, params.cache_ram_mib = False, 0
     server = xllamacpp.Server(params)

@@ -31,7 +31,8 @@ def load(model_dir: str, threads: int) -> Peer:
     ).llm_engine
 
     def run(requests: Requests) -> Answer:
-        engine.reset_prefix_cache()
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("the prefix cache of an earlier run could not be emptied")
         start = time.perf_counter()
         for index, (prompt, count) in enumerate(requests):
             params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
