@@ -200,7 +200,8 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
 class EngineSample(msgspec.Struct, frozen=True, array_like=True):
     """What one engine of a server reports, under kvtop's names (``kvtop.attach.names``); what is absent is left out.
 
-    ``broken``: names whose value was no number (NaN, infinite, unreadable), with what stood there.
+    ``broken``: names whose value was no number (NaN, infinite, unreadable), with what stood there. ``whole``: names
+    that the server reports once for all of its engines; they are kept with one of them.
     """
 
     engine: str
@@ -210,6 +211,7 @@ class EngineSample(msgspec.Struct, frozen=True, array_like=True):
     histograms: dict[str, Histogram]
     info: dict[str, str] = {}
     broken: dict[str, str] = {}
+    whole: list[str] = []
 
 
 class Sample(Observed, frozen=True, tag="sample", kw_only=True):
@@ -237,23 +239,41 @@ class KvStream(msgspec.Struct, frozen=True, array_like=True):
     num_orphans: int  # of them, stored under a parent that is not known
     partial: str = ""  # why the tree is not all of it ("": it is)
     lag_ns: int | None = None  # published to folded into the tree, by the two machines' clocks; None: they disagree
-    problem: str = ""
+    problem: str = ""  # of older recordings: it is in ``KvEvents.troubles``
     tiers: dict[str, int] = {}  # blocks by medium
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Whose the next ``count`` decisions are: a rank of an endpoint.
+
+    ``when`` "late": from while the connection was lost; "before": from before kvtop listened. ``is_load``: the blocks
+    are on another tier of the rank too, so they were not computed.
+    """
+
+    count: int
+    source: str
+    rank: int
+    when: str = ""
+    is_load: bool = False
 
 
 class KvEvents(Observed, frozen=True, tag="kv", kw_only=True):
     """Blocks that a server stored and removed, as decisions on a logical pool: one block for each (rank, hash).
 
     The decisions are ``alloc``, ``publish``, ``free`` of a stored block, ``evict`` of a removed one, ``unpublish`` of
-    one forgotten by a reset. ``tokens`` (key, token ids) is filled only where that was asked for.
+    one forgotten by a reset, ``cleared`` where what was evicted is no longer known to a rank. ``tokens`` (key, token
+    ids) is filled only where that was asked for.
     """
 
     decisions: list[Decision] = []
-    stored: int = 0  # blocks on the device
+    stored: int = 0  # blocks on the device, since kvtop listens
     removed: int = 0
+    removed_late: int = 0  # of these, so many while the connection was lost
+    origins: list[Origin] = []  # of all decisions, in order; [] in older recordings
     streams: list[KvStream] = []  # those that changed
     notes: list[str] = []  # a gap, a restart, a reset: one line each
     tokens: list[tuple[int, list[int]]] = []
+    troubles: dict[str, str] = {}  # what is wrong with an endpoint, where that has changed ("": nothing any more)
 
 
 class BlockRow(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvtop.attach.kv_tracker import KvTracker
+from kvtop.attach.kv_blocks import KvBlocks
 from kvtop.attach.prompt_index import own_keys_of
 from kvtop.engine.events import PromptKeys
 
@@ -19,10 +19,10 @@ ORPHANS = (
 
 
 class AskedPrompt:
-    """Lives in the thread that owns ``tracker``."""
+    """Lives in the thread that owns ``blocks``."""
 
-    def __init__(self, tracker: KvTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, blocks: KvBlocks) -> None:
+        self._blocks = blocks
         self._waiting: list[int] | None = None  # tokens, until the block size is known
         self._own: list[int] = []
         self._num_tokens = 0
@@ -37,7 +37,7 @@ class AskedPrompt:
         """What is to be told now: an answer, or one that has become another since."""
         if not self._asked:
             return None
-        index, size = self._tracker.prompts, self._tracker.block_size
+        index, size = self._blocks.prompts, self._blocks.block_size
         state = (index.version, size, index.num_silent > 0)
         if state == self._seen:
             return None
@@ -49,7 +49,7 @@ class AskedPrompt:
         return msgspec.structs.replace(found, t_ns=t_ns)
 
     def _answer(self) -> PromptKeys:
-        index, size = self._tracker.prompts, self._tracker.block_size
+        index, size = self._blocks.prompts, self._blocks.block_size
         if not size:
             return PromptKeys(t_ns=0, problem="no event of a stored block has come yet")
         if self._waiting is not None:

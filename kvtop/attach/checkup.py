@@ -6,8 +6,9 @@ import socket
 import time
 from typing import NamedTuple
 
+from kvtop.attach.address import Address
 from kvtop.attach.names import COUNTERS, GAUGES, HISTOGRAMS
-from kvtop.attach.scrape import Address, Scraper
+from kvtop.attach.scrape import Scraper
 from kvtop.engine.events import EngineSample
 
 ON, MISSING, UNKNOWN, FAILED = "on", "missing", "unknown", "failed"
@@ -150,12 +151,13 @@ def _first_event(endpoint: str, replay: str, wait_s: float) -> Check:
     listener = KvListener([endpoint], [replay], tracker)
     try:
         deadline = time.monotonic() + wait_s
-        while not tracker.ranks and endpoint not in tracker.problems and (left := deadline - time.monotonic()) > 0:
+        while not tracker.ranks and endpoint not in listener.problems and (left := deadline - time.monotonic()) > 0:
             listener.receive(min(left, 0.2))
+        problem = listener.problems.get(endpoint)
     finally:
         listener.close()
-    if endpoint in tracker.problems:
-        return Check(endpoint, "events", FAILED, tracker.problems[endpoint], "is it an endpoint of KV events?")
+    if problem:
+        return Check(endpoint, "events", FAILED, problem, "is it an endpoint of KV events?")
     if not tracker.ranks:
         found = f"somebody listens, but published nothing in {wait_s:g} s"
         return Check(endpoint, "events", UNKNOWN, found, "an idle server publishes nothing: send it a request")

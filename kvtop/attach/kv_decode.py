@@ -3,7 +3,9 @@
 A message is three frames: topic, an 8-byte big-endian sequence number, a msgpack batch. The batch is an array
 ``[time, events, rank?]`` or a map; so is each event: ``["BlockStored", hashes, parent, tokens, block_size, ...]`` or
 ``{"type": "BlockStored", ...}``. What follows the first fields, or is left out, differs from release to release.
-SGLang's form is that of its python/sglang/srt/disaggregation/kv_events.py: arrays, and a batch that may have no rank.
+SGLang's form is that of its python/sglang/srt/disaggregation/kv_events.py: arrays up to 0.5.18, maps in an array since
+(its pull request 37482), and a batch that may have no rank. Where vLLM's arrays have the adapter's name its own have a
+map with the request's ``cache_salt`` and session; its maps name both. The session is no part of what a block is.
 """
 
 from __future__ import annotations
@@ -132,7 +134,9 @@ def _event(found: Any) -> KvEvent | None:
 def _stored(fields: dict[str, Any]) -> Stored:
     hashes, size, tokens = _hashes(fields.get("block_hashes")), fields.get("block_size"), fields.get("token_ids")
     parent, medium, group = fields.get("parent_block_hash"), fields.get("medium"), fields.get("group_idx")
-    extras = fields.get("extra_keys")
+    extras, name = fields.get("extra_keys"), fields.get("lora_name")
+    if not isinstance(extras, list):
+        extras = _salted(fields, name) if parent is None else []
     if not _is_count(size) or not size:
         raise BadMessage(f"a block size that is {_named(size)}, expected a number above 0")
     return Stored(
@@ -142,9 +146,16 @@ def _stored(fields: dict[str, Any]) -> Stored:
         size,
         medium if isinstance(medium, str) else DEVICE,
         group if isinstance(group, int) and _is_count(group) else 0,
-        extras if isinstance(extras, list) else [],
-        fields.get("lora_id") if fields.get("lora_name") is None else fields.get("lora_name"),
+        extras,
+        name if isinstance(name, str) else fields.get("lora_id"),
     )
+
+
+def _salted(fields: dict[str, Any], name: Any) -> list[Any]:
+    """SGLang's salt as vLLM tells it: beside the first block of a prompt, which all others hang below."""
+    beside = name if isinstance(name, dict) else fields.get("metadata")
+    salt = fields.get("cache_salt") or (beside.get("cache_salt") if isinstance(beside, dict) else None)
+    return [[salt]] if isinstance(salt, str) else []
 
 
 def _hashes(found: Any) -> list[int]:

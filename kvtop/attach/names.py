@@ -1,15 +1,15 @@
 """Which metric of which server means what: vLLM's names, new and old, and SGLang's, under one name of kvtop's.
 
 Of several metrics that mean the same, an engine's first one counts: a server that serves the old name beside the new
-one is not counted twice. Of SGLang's, those for running, queued, usage, cached and retracted agree with its
-python/sglang/srt/metrics/collector.py and observability/metrics_collector.py; no real server of it was looked at.
+one is not counted twice. SGLang's agree with its python/sglang/srt/metrics/collector.py and, of later releases,
+observability/metrics_collector.py; no real server of it was looked at. Its gateway writes ``sglang_`` for ``sglang:``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvtop.attach.exposition import Series
@@ -56,20 +56,27 @@ INFO_LABELS = {
     "num_pages": "num_pages",
     "enable_prefix_caching": "prefix_caching",
 }
+INFO_GAUGES = {"sglang:page_size": "block_size", "sglang:num_pages": "num_pages"}  # since 0.5.11, in place of labels
 STARTED = "process_start_time_seconds"
 OURS = "kvtop_run_info"  # kvtop's own servers have vLLM's names too; this one tells them apart
 
+Key = tuple[str, str]  # engine, model
+
 _SHARES = frozenset((*GAUGES["usage"], *GAUGES["hit_rate"]))  # never added up
 _KEYS_OF_ENGINE = ("engine", "dp_rank", "engine_index")
-_PARTS_OF_ENGINE = ("tp_rank", "pp_rank")  # each reports the whole engine: only the first one counts
+_WORKER = "worker_addr"  # of a gateway's series: the server they are from
+_PARTS_OF_ENGINE = ("pp_rank", "tp_rank")  # each reports the whole engine: only the lowest one counts
+_PRIORITY = "priority"  # SGLang's gauges come once for each priority and, with "", once for all of them
+_ALL_GAUGES = frozenset(name for names in GAUGES.values() for name in names)
 
-WANTED = frozenset(
-    (
-        *(name for names in (*GAUGES.values(), *COUNTERS.values()) for name in names),
-        *(f"{name}{end}" for names in HISTOGRAMS.values() for name in names for end in ("_bucket", "_sum", "_count")),
-        *(REASON_GAUGE, *INFOS, STARTED, OURS),
-    )
+_NAMES = (
+    *_ALL_GAUGES,
+    *(name for names in COUNTERS.values() for name in names),
+    *(f"{name}{end}" for names in HISTOGRAMS.values() for name in names for end in ("_bucket", "_sum", "_count")),
+    *(REASON_GAUGE, *INFOS, *INFO_GAUGES),
 )
+_ALIASES = {name.replace(":", "_", 1): name for name in _NAMES if name.startswith("sglang:")}
+WANTED = frozenset((*_NAMES, *_ALIASES, STARTED, OURS))
 
 
 @dataclass(slots=True)
@@ -88,31 +95,30 @@ class _Engine:
     buckets: dict[str, dict[float, float]]
     info: dict[str, str]
     broken: dict[str, str]  # by metric name
+    whole: set[str] = field(default_factory=set)  # metric names that are of all engines of the server
 
 
 def understand(series: Iterable[Series]) -> Meaning:
     """``series`` sorted by engine and put under kvtop's names."""
-    engines: dict[tuple[str, str], _Engine] = {}
+    engines: dict[Key, _Engine] = {}
     kind, started, ours = "", None, False
+    sorted_out: list[tuple[Key, str, Series]] = []
     # Told twice, which no server should, a series counts once: what was told last.
     once = {(found.name, *sorted(found.labels.items())): found for found in series}
     for found in once.values():
         if found.name == STARTED:
             started = found.value if math.isfinite(found.value) else None
-            continue
-        if found.name == OURS:
+        elif found.name == OURS:
             ours = True
-            continue
-        labels = found.labels
-        kind = kind or found.name.partition(":")[0]
-        if any(labels.get(part, "0") not in ("0", "") for part in _PARTS_OF_ENGINE):
-            continue
-        name = next((labels[key] for key in _KEYS_OF_ENGINE if labels.get(key)), "")
-        key = (name, labels.get("model_name", ""))
+        else:
+            name = _ALIASES.get(found.name, found.name)
+            kind = kind or name.partition(":")[0]
+            sorted_out.append((_key_of(found.labels), name, found))
+    for key, name, found in _counted_once(sorted_out):
         engine = engines.get(key)
         if engine is None:
             engine = engines[key] = _Engine(key[1], {}, {}, {}, {})
-        _add(engine, found)
+        _add(engine, name, found)
     for engine in engines.values() if ours else ():
         engine.info["null_blocks"] = "0"  # vLLM keeps one block for itself, kvtop none
     return Meaning(
@@ -122,8 +128,44 @@ def understand(series: Iterable[Series]) -> Meaning:
     )
 
 
-def _add(engine: _Engine, found: Series) -> None:
-    name, value = found.name, found.value
+def _key_of(labels: dict[str, str]) -> Key:
+    name = next((labels[key] for key in _KEYS_OF_ENGINE if labels.get(key)), "")
+    return f"{labels.get(_WORKER, '')} {name}".strip(), labels.get("model_name", "")
+
+
+def _counted_once(found: list[tuple[Key, str, Series]]) -> list[tuple[Key, str, Series]]:
+    """``found`` without what says the same again: the further parts of an engine, and what a sum holds already.
+
+    An engine's lowest part may be any: with SGLang's data-parallel attention, rank 3's is ``tp_rank`` 3.
+    """
+    lowest: dict[Key, tuple[int, ...]] = {}
+    sums: set[tuple[Key, str]] = set()
+    for key, name, one in found:
+        if (part := _part_of(one.labels)) is not None:
+            lowest[key] = min(part, lowest.get(key, part))
+        if one.labels.get(_PRIORITY) == "" and name in _ALL_GAUGES:
+            sums.add((key, name))
+    return [
+        (key, name, one)
+        for key, name, one in found
+        if _part_of(one.labels) in (None, lowest.get(key)) and not (one.labels.get(_PRIORITY) and (key, name) in sums)
+    ]
+
+
+def _part_of(labels: dict[str, str]) -> tuple[int, ...] | None:
+    """Which part of an engine; None: it says nothing of one."""
+    found = [labels.get(part, "") for part in _PARTS_OF_ENGINE]
+    if not any(found):
+        return None
+    return tuple(int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0 for text in found)
+
+
+def _add(engine: _Engine, name: str, found: Series) -> None:
+    value = found.value
+    if name in INFO_GAUGES:
+        if math.isfinite(value) and value > 0:
+            engine.info[INFO_GAUGES[name]] = f"{value:.0f}"
+        return
     if name in INFOS:
         engine.info.update(
             {
@@ -158,12 +200,13 @@ def _bound(text: str) -> float | None:
     return None if math.isnan(bound) else bound
 
 
-def _joined(engines: dict[tuple[str, str], _Engine]) -> dict[tuple[str, str], _Engine]:
+def _joined(engines: dict[Key, _Engine]) -> dict[Key, _Engine]:
     """Series without a label for the engine are the whole server's: they are kept with its first engine, once."""
     for key in [key for key in engines if not key[0] or not key[1]]:
         fitting = sorted(other for other in engines if other != key and _within(key, other))
         if fitting:
             other, own = engines[fitting[0]], engines.pop(key)
+            other.whole |= own.whole | {name for name in (*own.values, *own.buckets) if not _has(other, name)}
             for name, value in own.values.items():
                 other.values.setdefault(name, value)
             other.buckets.update({name: found for name, found in own.buckets.items() if name not in other.buckets})
@@ -172,7 +215,11 @@ def _joined(engines: dict[tuple[str, str], _Engine]) -> dict[tuple[str, str], _E
     return engines
 
 
-def _within(key: tuple[str, str], other: tuple[str, str]) -> bool:
+def _has(engine: _Engine, name: str) -> bool:
+    return name in engine.values or name in engine.buckets
+
+
+def _within(key: Key, other: Key) -> bool:
     return key[0] in ("", other[0]) and key[1] in ("", other[1])
 
 
@@ -191,7 +238,13 @@ def _sample(name: str, engine: _Engine) -> EngineSample:
             if theirs in engine.buckets and (made := _histogram(theirs, engine)) is not None:
                 histograms[ours] = made
                 break
-    return EngineSample(name, engine.model, gauges, counters, histograms, engine.info, broken)
+    whole = [
+        ours
+        for table, found in ((GAUGES, gauges), (COUNTERS, counters), (HISTOGRAMS, histograms))
+        for ours, names in table.items()
+        if ours in found and next((n for n in names if _has(engine, n)), "") in engine.whole
+    ]
+    return EngineSample(name, engine.model, gauges, counters, histograms, engine.info, broken, whole)
 
 
 def _pick(table: dict[str, tuple[str, ...]], engine: _Engine, broken: dict[str, str]) -> dict[str, float]:

@@ -15,49 +15,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass
 
+from kvtop.attach.address import Address, without_user
 from kvtop.attach.exposition import Exposition
 from kvtop.attach.names import WANTED, understand
-from kvtop.engine.errors import UsageError
 from kvtop.engine.events import EngineSample, Sample
 
 MAX_BODY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
-SCHEMES = ("http", "https")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """``url`` is asked; ``shown`` is it without user and password, for screens and files."""
-
-    url: str
-    shown: str
-    is_loopback: bool
-
-
-def address_of(text: str) -> Address:
-    """``HOST:PORT``, or a URL; without a path it is that of /metrics.
-
-    Raises:
-        UsageError: no address, or a scheme that is not HTTP.
-    """
-    full = text if "://" in text else f"http://{text}"
-    try:
-        parts = urllib.parse.urlsplit(full)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise UsageError(f"{text!r} is no address, expected one like http://127.0.0.1:8000") from None
-    if parts.scheme not in SCHEMES:
-        hint = " (KV events belong behind --kv-events)" if parts.scheme == "tcp" else ""
-        raise UsageError(f"{text!r}: found {parts.scheme}://, expected http:// or https://{hint}")
-    if not host or any(c.isspace() or not c.isprintable() for c in full):
-        raise UsageError(f"{text!r} is no address, expected one like http://127.0.0.1:8000")
-    netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
-    path = parts.path if parts.path not in ("", "/") else "/metrics"
-    url = urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-    shown = urllib.parse.urlunsplit((parts.scheme, netloc, "" if path == "/metrics" else path, "", ""))
-    return Address(url, shown, host == "localhost" or host.startswith("127.") or host == "::1")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -265,8 +230,3 @@ def _basic(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     pair = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
     return "Basic " + base64.b64encode(pair.encode()).decode()
-
-
-def without_user(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

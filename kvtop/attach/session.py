@@ -15,12 +15,13 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvtop.attach.address import Address
 from kvtop.attach.recorder import Recorder
-from kvtop.attach.scrape import Address, Scraper
+from kvtop.attach.scrape import Scraper
 from kvtop.engine.events import (
     Command,
     ConfigChanged,
@@ -36,10 +37,14 @@ from kvtop.engine.events import (
 )
 from kvtop.state.attached import Engine, capacity
 
+if TYPE_CHECKING:
+    from kvtop.attach.kv_listen import KvListener
+
 POLL_LIMIT = 5_000  # events handed out at once
 DRAIN_S = 0.05  # changes of blocks are put together for so long
 KV_WAIT_S = 0.05
-JOIN_S = 0.3
+JOIN_S = 0.1  # for connections to be closed in order
+RECORD_S = 2.0  # for what was received to be in the recording
 KV_FLAG = "vLLM, SGLang: --kv-events-config; see kvtop doctor URL"
 
 
@@ -67,7 +72,7 @@ class AttachSession:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._prompts: queue.SimpleQueue[list[int]] = queue.SimpleQueue()  # tokens, on their way to ``_listen``
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._listener: threading.Thread | None = None
         self._began_s = 0.0
         self._step = 0
         self._recorder: Recorder | None = None
@@ -90,7 +95,7 @@ class AttachSession:
         for address in self.spec.servers:
             self._spawn(self._look, address)
         if self.spec.kv_events:
-            self._spawn(self._listen)
+            self._listener = self._spawn(self._listen)
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """What was seen since the last call, in order; waits up to ``timeout_s`` for the first. [] when nothing was."""
@@ -116,13 +121,13 @@ class AttachSession:
             self._spawn(self._tokenize, command)
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the looking and the recording. A server that keeps its answer to itself is not waited for."""
+        """End the looking and the recording. No server is waited for: what is under way is nobody's any more. Only
+        events that were received already are, where they are recorded."""
         if self._stop.is_set():
             return
         self._stop.set()
-        deadline = time.monotonic() + min(timeout_s, JOIN_S)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._listener is not None:
+            self._listener.join(min(timeout_s, JOIN_S if self._recorder is None else RECORD_S))
         self._queue.put(RunEnded(t_ns=self._now_ns(), status="complete"))
         if self._recorder is not None:
             while not self.ended:
@@ -131,10 +136,10 @@ class AttachSession:
 
     # Threads -------------------------------------------------------------------------------------------------
 
-    def _spawn(self, target: Any, *args: object) -> None:
+    def _spawn(self, target: Any, *args: object) -> threading.Thread:
         thread = threading.Thread(target=self._guarded, args=(target, *args), daemon=True, name="kvtop-attach")
-        self._threads.append(thread)
         thread.start()
+        return thread
 
     def _guarded(self, target: Any, *args: object) -> None:
         try:
@@ -163,24 +168,28 @@ class AttachSession:
         from kvtop.attach.kv_tracker import KvTracker
 
         tracker = KvTracker(self._pool_blocks, keep_tokens=self.spec.keep_tokens)
-        asked = AskedPrompt(tracker)
-        listener = KvListener(self.spec.kv_events, self.spec.replays, tracker)
+        asked = AskedPrompt(tracker.blocks)
+        listener = KvListener(self.spec.kv_events, self.spec.replays, tracker, is_over=self._stop.is_set)
         due = 0.0
         try:
             while not self._stop.is_set():
                 listener.receive(KV_WAIT_S)
                 if self._pool_blocks is not None:
-                    tracker.resize(self._pool_blocks)
+                    tracker.blocks.resize(self._pool_blocks)
                 if (now := time.monotonic()) >= due:
                     due = now + DRAIN_S
-                    for event in tracker.drain(0, self._now_ns()):
-                        self._queue.put(event)
+                    self._tell(listener)
                     while not self._prompts.empty():
                         asked.ask(self._prompts.get())
                     if (found := asked.news(self._now_ns())) is not None:
                         self._queue.put(found)
         finally:
+            self._tell(listener)
             listener.close()
+
+    def _tell(self, listener: KvListener) -> None:
+        for event in listener.drain(0, self._now_ns()):
+            self._queue.put(event)
 
     def _tokenize(self, command: FindPrompt) -> None:
         from kvtop.attach.tokenize import NoTokens, tokens_by_file, tokens_by_server

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvtop.attach.scrape import Address, Fetcher, headers_for, without_user
+from kvtop.attach.address import Address, without_user
+from kvtop.attach.scrape import Fetcher, headers_for
 from kvtop.engine.errors import KvtopError, UsageError
 
 FILE_NAME = "tokenizer.json"

@@ -95,10 +95,11 @@ def one_line(state: RunState) -> str:
     from kvtop.tui.attached import told
     from kvtop.tui.text import clean
 
-    if state.attached is None:
+    if state.attached is None or not state.attached.has_looked:
         return "no answer yet"
     names = ("pool.used_share", "queue.running", "queue.waiting", "cache.hit_rate", "latency.ttft_p50_ns")
     problems = [f"{s.name}: {s.problem}" for s in state.attached.servers.values() if s.problem]
+    problems += [f"{endpoint}: {problem}" for endpoint, problem in state.attached.troubles.items()]
     # Where nobody has answered yet, the reason is said once, not beside each figure.
     parts = [
         f"{NUMBERS[name].title} {told(state, NUMBERS[name])[0]}"

@@ -36,8 +36,8 @@ def attach_spec(args: argparse.Namespace, urls: list[str]) -> AttachSpec:
     Raises:
         UsageError: no source, a malformed address, more replay endpoints than event endpoints.
     """
+    from kvtop.attach.address import address_of
     from kvtop.attach.kv_listen import check_endpoint
-    from kvtop.attach.scrape import address_of
     from kvtop.attach.session import AttachSpec
     from kvtop.attach.tokenize import tokenizer_file
     from kvtop.engine.errors import UsageError

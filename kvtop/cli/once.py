@@ -24,6 +24,7 @@ true it is; rates need two looks, so it takes a little longer than --interval.""
 EXAMPLES = """
 kvtop once results/tuesday --step 1200 --json
 kvtop once http://127.0.0.1:8000 --json
+kvtop once gpu1:8000
 kvtop once -w chat --executor sim --seconds 60 --json
 """
 SECONDS = 5.0
@@ -31,7 +32,10 @@ SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN|URL", help="a recorded run, or a server's URL (default: serve a workload)"
+        "run",
+        nargs="?",
+        metavar="RUN|URL",
+        help="a recorded run, or a server's URL or HOST:PORT (default: serve a workload)",
     )
     parser.add_argument("--step", type=count_or_zero, metavar="N", help="of the recorded run, as step N ended")
     parser.add_argument("--json", action="store_true", help="as JSON; null is what is not known")
@@ -54,13 +58,30 @@ def run(args: argparse.Namespace) -> int:
 
     if args.step is not None and args.run is None:
         raise UsageError("--step is a step of a recorded run: name the run")
-    if args.run is not None and "://" in args.run:
-        state = _attached(args)
+    if args.run is None:
+        state = _served(args)
     else:
-        state = _recorded(Path(args.run), args.step) if args.run is not None else _served(args)
+        state = _attached(args) if _is_server(args.run) else _recorded(Path(args.run), args.step)
     print(json.dumps(snapshot(state), indent=2, allow_nan=False) if args.json else as_text(state))
     silent = state.attached is not None and not state.attached.rows
     return 1 if silent or (state.status == "failed" and args.run is None) else 0
+
+
+def _is_server(text: str) -> bool:
+    """A recorded run that is there is meant, whatever it is called.
+
+    Raises:
+        UsageError: it is neither a run nor an address.
+    """
+    from kvtop.attach.address import is_address
+    from kvtop.engine.errors import UsageError
+
+    if Path(text).exists():
+        return False
+    if not is_address(text):
+        what = "expected a run directory, its recording, or a server: http://HOST:PORT, HOST:PORT"
+        raise UsageError(f"{text}: does not exist, and is no address; {what}")
+    return True
 
 
 def as_text(state: RunState) -> str:

@@ -20,7 +20,7 @@ kvtop replay results/tuesday --speed 0               stand at its first step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a recorded run, or its frames.msgpack.zst")
+    parser.add_argument("run", metavar="RUN", help="directory of a recorded run, or its frames.msgpack.zst")
     parser.add_argument("--speed", type=pace, default=1.0, metavar="X", help="seconds of the run a second (default 1)")
     add_display_options(parser)
 
@@ -34,7 +34,12 @@ def pace(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Open the TUI on the recording."""
+    from kvtop.attach.address import is_address
+    from kvtop.engine.errors import UsageError
     from kvtop.run.recorded import RecordedSession
     from kvtop.tui.launch import run_app
 
-    return run_app(RecordedSession(args.run), replay=True, speed=args.speed, **display(args))
+    run = Path(args.run)
+    if is_address(args.run) and not run.exists():
+        raise UsageError(f"{args.run}: is a server, expected a recorded run; kvtop attach {args.run} looks at a server")
+    return run_app(RecordedSession(run), replay=True, speed=args.speed, **display(args))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvtop.cli.display_options import add_display_options, display
 from kvtop.cli.run_options import add_engine_options, run_spec
 from kvtop.cli.terminal import ProgressLine
-from kvtop.cli.values import count, count_or_zero, not_negative, port_number, size_bytes
+from kvtop.cli.values import count, count_or_zero, not_negative, port_number, positive, size_bytes
 
 if TYPE_CHECKING:
     from kvtop.engine.events import Event
@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--max-concurrency", type=count, default=2048, metavar="N",
-        help="requests answered at a time, waiting ones included; more are refused with 429 (default 2048)",
+        help="requests at a time, those that wait or still arrive included; more are refused with 429 (default 2048)",
+    )  # fmt: skip
+    server.add_argument(
+        "--request-timeout", type=positive, default=30.0, metavar="S",
+        help="for a request to arrive whole, and for a client to take its answer, then it is closed (default 30)",
     )  # fmt: skip
     server.add_argument(
         "--max-queue",
@@ -135,6 +139,7 @@ def _options(args: argparse.Namespace) -> ServeOptions:
         max_concurrency=args.max_concurrency,
         model_name=args.served_model_name,
         drain_s=args.drain,
+        request_s=args.request_timeout,
     )
 
 

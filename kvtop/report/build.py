@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvtop.analysis.compare import DEFAULTS, Comparison, Options, compare_runs, find_conflicts, load_paths
 from kvtop.analysis.summary import RunSummary
-from kvtop.report import charts, tables, vega
+from kvtop.report import charts, observed_page, tables, vega
 from kvtop.report.blocks import block_figures
 from kvtop.report.cache import cache_figures
 from kvtop.report.differences import difference_figures
 from kvtop.report.figure import Figure, Material
 from kvtop.report.html import bullets, paragraph
 from kvtop.report.latency import latency_figures
+from kvtop.report.observed import Observed, observe
+from kvtop.report.observed_figures import observed_figures
 from kvtop.report.page import Chapter, Part, render
 from kvtop.report.pool import pool_figures
 from kvtop.report.steps import step_figures
+from kvtop.results.load import find_runs
+from kvtop.results.rundir import is_observed
 from kvtop.workloads.words import counted
 
 LEAD = "Every figure is read from the runs' tables; what each measure means is in docs/definitions.md of kvtop."
+OBSERVED_LEAD = (
+    "Every figure is what the servers reported while kvtop looked at them; docs/attach.md of kvtop says how true."
+)
 FOOTER = (
     "The data behind the tables is in this file as JSON (element comparisons), as kvtop compare --json prints it. "
     "Drag or turn the wheel on a plot over time to move or stretch it; a click in a legend picks one line."
+)
+OBSERVED_FOOTER = (
+    "The data behind the tables is in this file as JSON (element comparisons). "
+    "Drag or turn the wheel on a plot of lines to move or stretch it."
 )
 
 GROUPS = (
@@ -42,7 +53,8 @@ class Report:
     """Comparisons with their figures; drawing happens when a file is asked for."""
 
     comparisons: list[Comparison]
-    figures: list[list[tuple[str, list[Figure]]]]  # of each comparison by group
+    figures: list[list[tuple[str, list[Figure]]]]  # of each comparison, then of each recording, by group
+    recordings: list[Observed] = field(default_factory=list)  # of attached servers
 
     def named(self) -> Iterator[tuple[str, Figure]]:
         """Figures that have a plot, each with a file name of its own, without an ending."""
@@ -54,12 +66,30 @@ class Report:
 
 
 def make_report(paths: Sequence[Path], options: Options = DEFAULTS, trace: Path | None = None) -> Report:
-    """Load, compare, and make the figures.
+    """Load, compare, and make the figures. A recording of attached servers is a chapter of its own.
 
     Raises:
         UsageError: no run, or none that can be read.
     """
-    return report_of(compare_all(paths, options), trace)
+    runs, watched = _told_apart(paths)
+    report = report_of(compare_all(runs, options) if runs else [], trace)
+    for path in watched:
+        recording = observe(path)
+        report.recordings.append(recording)
+        report.figures.append([("Over time", list(observed_figures(recording)))])
+    return report
+
+
+def _told_apart(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Runs, and recordings of attached servers, among ``paths`` and directly below them."""
+    runs: list[Path] = []
+    watched: list[Path] = []
+    for path in paths:
+        below = find_runs(path)
+        own = [each for each in below if is_observed(each)]
+        watched += own
+        runs += [each for each in below if each not in own] if own else [path]
+    return runs, list(dict.fromkeys(watched))
 
 
 def report_of(comparisons: list[Comparison], trace: Path | None = None) -> Report:
@@ -107,11 +137,31 @@ def _alike(runs: Sequence[RunSummary], *, force: bool) -> Iterator[tuple[list[Ru
 
 def html(report: Report) -> str:
     """The text of the page."""
-    both = zip(report.comparisons, report.figures, strict=True)
+    both = zip(report.comparisons, report.figures, strict=False)
     chapters = [_chapter(f"d{number}", comparison, groups) for number, (comparison, groups) in enumerate(both, 1)]
+    groups = report.figures[len(report.comparisons) :]
+    for number, (recording, own) in enumerate(zip(report.recordings, groups, strict=True), len(chapters) + 1):
+        chapters.append(_watched(f"d{number}", recording, own))
     names = dict.fromkeys(comparison.workload for comparison in report.comparisons)
+    names |= dict.fromkeys(str(recording.state.manifest.get("workload")) for recording in report.recordings)
     data = [comparison.as_json() for comparison in report.comparisons]
-    return render(f"kvtop report: {', '.join(names)}", LEAD, chapters, data, FOOTER)
+    data += [observed_page.as_json(recording) for recording in report.recordings]
+    leads = [LEAD] if report.comparisons else []
+    leads += [OBSERVED_LEAD] if report.recordings else []
+    footer = FOOTER if report.comparisons else OBSERVED_FOOTER
+    return render(f"kvtop report: {', '.join(names)}", " ".join(leads), chapters, data, footer)
+
+
+def _watched(key: str, recording: Observed, groups: Iterable[tuple[str, list[Figure]]]) -> Chapter:
+    """The chapter of a recording of attached servers."""
+    parts = [Part(title, html) for title, html in observed_page.parts(recording)]
+    parts += [Part(title, figures=_drawn(key, figures)) for title, figures in groups]
+    parts += [Part(title, html) for title, html in observed_page.after(recording)]
+    return Chapter(observed_page.title(recording), observed_page.lead(recording), False, parts)
+
+
+def _drawn(key: str, figures: list[Figure]) -> list[tuple[Figure, str]]:
+    return [(f, "" if f.spec is None else vega.svg(charts.finished(f.spec), f"{key}-{f.key}")) for f in figures]
 
 
 def _chapter(key: str, comparison: Comparison, groups: Iterable[tuple[str, list[Figure]]]) -> Chapter:
@@ -124,8 +174,7 @@ def _chapter(key: str, comparison: Comparison, groups: Iterable[tuple[str, list[
     if certain := list(tables.chance(comparison)):
         parts.append(Part("How far to trust the differences", certain))
     for title, figures in groups:
-        drawn = [(f, "" if f.spec is None else vega.svg(charts.finished(f.spec), f"{key}-{f.key}")) for f in figures]
-        parts.append(Part(title, figures=drawn))
+        parts.append(Part(title, figures=_drawn(key, figures)))
     simulated = any(run.simulated for column in comparison.columns for run in column.runs)
     num_runs = sum(len(column.runs) for column in comparison.columns)
     lead = f"{counted(num_runs, 'run')}, {counted(len(labels), 'configuration')}: "

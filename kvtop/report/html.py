@@ -11,7 +11,7 @@ Row = Sequence[str]
 
 def table(header: Sequence[str], rows: Iterable[Row], *, kind: str = "numbers") -> str:
     """A table that scrolls by itself where the page is narrow. ``kind``: numbers, counted (the second column is
-    n), text (cells are words, which may wrap) or runs (words in one line).
+    n), told (the last column is words), text (cells are words, which may wrap) or runs (words in one line).
     """
     head = "".join(f'<th scope="col">{safe(cell)}</th>' for cell in header)
     body = "\n".join(f"<tr>{_row(row)}</tr>" for row in rows)

@@ -113,7 +113,8 @@ class Api:
 
     async def _answer(self, request: Request, *, chat: bool) -> Response:
         try:
-            data = await self._body(request)
+            with self._broker.arriving():
+                data = await self._body(request)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         self._broker.check_ready()

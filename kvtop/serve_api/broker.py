@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from kvtop.engine.events import (
     Abort,
@@ -119,6 +119,7 @@ class Broker:
         self._session, self._pass_on, self._limit = session, pass_on, max_concurrency
         self._tickets: dict[str, Ticket] = {}  # by engine request
         self._live: set[Ticket] = set()
+        self._num_arriving = 0  # requests whose bodies are not there whole yet
         self._fd = -1
         self.started: RunStarted | None = None
         self.end: RunEnded | None = None
@@ -148,6 +149,24 @@ class Broker:
         if self.started is None:
             raise unavailable("the model is being loaded", retry_s=5)
 
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """While the body of a request is read: it takes one of the places of those that are answered.
+
+        Raises:
+            ApiError: 429.
+        """
+        self._check_room()
+        self._num_arriving += 1
+        try:
+            yield
+        finally:
+            self._num_arriving -= 1
+
+    def _check_room(self) -> None:
+        if len(self._live) + self._num_arriving >= self._limit:
+            raise overloaded(self._limit)
+
     def submit(self, asked: Asked) -> Ticket:
         """Hand the request to the engine.
 
@@ -155,8 +174,7 @@ class Broker:
             ApiError: 503 or 429.
         """
         self.check_ready()
-        if len(self._live) >= self._limit:
-            raise overloaded(self._limit)
+        self._check_room()
         ticket = Ticket(self, asked)
         self._live.add(ticket)
         for index, request_id in enumerate(ticket.request_ids):

@@ -19,15 +19,18 @@ from kvtop.run.session import RunSession
 from kvtop.run.spec import RunSpec
 from kvtop.serve_api.app import Api, Limits
 from kvtop.serve_api.broker import Broker
+from kvtop.serve_api.protocol import Patience, bounded
 from kvtop.state.model import RunState
 
 TICK_S = 0.05  # commands that a full pipe did not take are handed on so often
+SPARE = 64  # connections above --max-concurrency on which a request may arrive: those that look at /health, too
 LAST_BYTES_S = 2.0  # for answers that are complete to reach their clients, and handlers to end
 MAX_WAITING_EVENTS = 100_000  # for a poller who is slow; then steps are left out and a gap says so
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server listens and what it lets in. ``drain_s``: how long answers may go on once it is to stop."""
+    """How the server listens and what it lets in. ``drain_s``: how long answers may go on once it is to stop;
+    ``request_s``: how long a request may take to arrive, and a client to take what waits for it of its answer."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -36,6 +39,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int = 2048
     model_name: str | None = None
     drain_s: float = 5.0
+    request_s: float = 30.0
 
 
 class ApiSession:
@@ -131,7 +135,7 @@ class ApiSession:
         server = uvicorn.Server(
             uvicorn.Config(
                 api.app(),
-                http="h11",
+                http=bounded(Patience(options.request_s, options.max_concurrency + SPARE)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

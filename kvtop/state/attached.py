@@ -1,18 +1,18 @@
-"""What is known of attached servers, and how it is read: windows over one life of each engine, added up over engines.
+"""What is known of attached servers: windows over one life of each engine. ``attached_sums`` reads it.
 
-What is not reported is None. A figure of several engines is added up from counters and buckets, never a mean of means.
+What is not reported is None.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtop.engine.events import EngineSample, Histogram, KvStream
+from kvtop.engine.events import EngineSample, KvStream
 
 WINDOW_NS = 60_000_000_000  # latency and hits look back this long, as in the embedded engine
+EXECUTOR = "attached"  # what a manifest says in place of an executor of ours
 STILL_SCRAPES = 5  # so many looks without any change while requests run: nobody counts any more
 HISTORY_ROWS = 4096
 
@@ -81,6 +81,7 @@ class Attached:
 
     servers: dict[str, Server] = field(default_factory=dict)
     streams: dict[str, KvStream] = field(default_factory=dict)  # by endpoint and rank
+    troubles: dict[str, str] = field(default_factory=dict)  # what is wrong with an endpoint of KV events, by endpoint
     interval_ns: int = 1_000_000_000
     rows: deque[Row] = field(default_factory=lambda: deque(maxlen=HISTORY_ROWS))
     num_stored: int = 0
@@ -89,17 +90,22 @@ class Attached:
     news: list[str] = field(default_factory=list)
 
     @property
+    def has_looked(self) -> bool:
+        """A server has answered, or failed to; or a KV event has come."""
+        heard = self.streams or self.troubles
+        return bool(heard) or any(s.problem or s.t_ok_ns is not None for s in self.servers.values())
+
+    @property
     def engines(self) -> list[Engine]:
         return [engine for server in self.servers.values() for engine in server.engines.values()]
 
     def age_ns(self, now_ns: int) -> int | None:
-        """Of the oldest of the servers' last good answers; None: one has never given any, or there is none."""
-        times = [server.t_ok_ns for server in self.servers.values()]
-        known = [t_ns for t_ns in times if t_ns is not None]
-        return max(0, now_ns - min(known)) if known and len(known) == len(times) else None
+        """Of the oldest of the servers' last good answers, of those that ever gave one; None: none has."""
+        known = [server.t_ok_ns for server in self.servers.values() if server.t_ok_ns is not None]
+        return max(0, now_ns - min(known)) if known else None
 
     def is_stale(self, now_ns: int) -> bool:
-        """Some server has not answered as it should for more than two intervals and a half."""
+        """Some server that answered once has not done so for more than two intervals and a half; or none ever has."""
         age = self.age_ns(now_ns)
         return bool(self.servers) and (age is None or age > 2.5 * self.interval_ns)
 
@@ -109,21 +115,7 @@ class Attached:
         return next((stream.partial for stream in self.streams.values() if stream.partial), "")
 
 
-# Reading ----------------------------------------------------------------------------------------------------
-
-
-def added(attached: Attached, read: Callable[[Engine], float | None]) -> float | None:
-    """The sum over all engines of what ``read`` finds; None where none has it."""
-    found = [value for engine in attached.engines if (value := read(engine)) is not None]
-    return sum(found) if found else None
-
-
-def added_gauge(attached: Attached, name: str) -> float | None:
-    return added(attached, lambda engine: engine.last.gauges.get(name))
-
-
-def added_counter(attached: Attached, name: str) -> float | None:
-    return added(attached, lambda engine: engine.last.counters.get(name))
+# Of one engine ----------------------------------------------------------------------------------------------
 
 
 def growth(engine: Engine, name: str, now_ns: int, span_ns: int) -> tuple[float, float] | None:
@@ -174,48 +166,3 @@ def block_size(attached: Attached) -> int | None:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-def used_share(attached: Attached) -> float | None:
-    """Blocks in use of all engines / blocks of all engines; the mean where sizes are not reported."""
-    pairs = [(engine.last.gauges.get("usage"), capacity(engine)) for engine in attached.engines]
-    known = [(usage, size) for usage, size in pairs if usage is not None]
-    if not known:
-        return None
-    if all(size for _, size in known):
-        total = sum(size or 0 for _, size in known)
-        return sum(usage * (size or 0) for usage, size in known) / total
-    return sum(usage for usage, _ in known) / len(known)
-
-
-def merged(attached: Attached, name: str, now_ns: int, span_ns: int = WINDOW_NS) -> Histogram | str | None:
-    """The samples of the last ``span_ns`` of all engines in one histogram; a line where their buckets differ."""
-    bounds: list[float] | None = None
-    counts: list[float] = []
-    for engine in attached.engines:
-        if (ends := engine.ends(now_ns, span_ns)) is None:
-            continue
-        first, last = (point.sample.histograms.get(name) for point in ends)
-        if first is None or last is None or first.bounds != last.bounds:
-            continue
-        grown = [new - old for new, old in zip(last.counts, first.counts, strict=True)]
-        if bounds is None:
-            bounds, counts = last.bounds, grown
-        elif bounds != last.bounds:
-            return "engines have different buckets"
-        else:
-            counts = [one + other for one, other in zip(counts, grown, strict=True)]
-    return None if bounds is None else Histogram(bounds, counts, None)
-
-
-def quantile(histogram: Histogram, q: float) -> tuple[float, float | None] | None:
-    """(lo, hi] that holds the sample of rank ceil(q n); ``hi`` None: above all bounds. None without samples."""
-    n = histogram.counts[-1]
-    if n <= 0:
-        return None
-    low = 0.0
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-        if count >= q * n:
-            return low, None if bound == float("inf") else bound
-        low = bound
-    return low, None

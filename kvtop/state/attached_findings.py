@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kvtop.state.attached import WINDOW_NS, added_gauge, growth, used_share
+from kvtop.state.attached import WINDOW_NS, growth
+from kvtop.state.attached_sums import added_gauge, together, used_share
 from kvtop.state.model import RunState
+from kvtop.workloads.words import counted
 
 Found = tuple[str, float, str]
 """Rule, weight 0..1, text."""
@@ -41,11 +43,13 @@ def server_preempts(state: RunState) -> Found | None:
     attached = state.attached
     if attached is None:
         return None
-    grown = [growth(engine, "preemptions", state.t_ns, WINDOW_NS) for engine in attached.engines]
-    count = sum(pair[0] for pair in grown if pair is not None)
-    if not count:
+    found = together(
+        attached, ("preemptions",), lambda engine, name: (growth(engine, name, state.t_ns, WINDOW_NS) or (None,))[0]
+    )
+    if not found.value:
         return None
-    return "preemptions", 0.5, f"{count:,.0f} preemptions in the last minute: the pool is too small for what runs"
+    count = f"{counted(round(found.value), 'preemption')} in the last minute{_of(found.part)}"
+    return "preemptions", 0.5, f"{count}: the pool is too small for what runs"
 
 
 def pool_nearly_full(state: RunState) -> Found | None:
@@ -54,9 +58,14 @@ def pool_nearly_full(state: RunState) -> Found | None:
     if attached is None:
         return None
     share, waiting = used_share(attached), added_gauge(attached, "waiting")
-    if share is None or not waiting or share < 0.95:
+    if share.value is None or not waiting.value or share.value < 0.95:
         return None
-    return "pool-full", 0.6, f"{100 * share:.0f} % of the blocks are in use and {waiting:.0f} requests wait"
+    full = f"{100 * share.value:.0f} % of the blocks are in use{_of(share.part)}"
+    return "pool-full", 0.6, f"{full} and {waiting.value:.0f} requests wait{_of(waiting.part)}"
+
+
+def _of(part: str) -> str:
+    return f" (partial: {part})" if part else ""
 
 
 RULES = (server_silent, gauges_stand_still, events_partial, server_preempts, pool_nearly_full)

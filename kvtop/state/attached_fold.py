@@ -7,29 +7,26 @@ lives. Only the machine's monotonic clock is used.
 
 from __future__ import annotations
 
-from kvtop.engine.events import EngineSample, KvEvents, Sample
-from kvtop.state.attached import (
-    WINDOW_NS,
-    Attached,
-    Engine,
-    Point,
-    Row,
-    Server,
-    added,
-    added_gauge,
-    rate,
-    used_share,
-)
-from kvtop.state.blocks import BLOCK_FOLDS, settle
+from itertools import islice
+
+from kvtop.engine.events import EngineSample, KvEvents, Origin, Sample
+from kvtop.state.attached import WINDOW_NS, Attached, Engine, Point, Row, Server, rate
+from kvtop.state.attached_sums import added_gauge, together, used_share
+from kvtop.state.block_runs import settle
+from kvtop.state.blocks import BLOCK_FOLDS
 from kvtop.state.model import RunState
 
 MIN_PACE_NS = 1_000_000_000  # two looks right behind each other say nothing about a pace
 
 
 def attached_of(state: RunState) -> Attached:
-    """The attached part of ``state``, made when it is first needed."""
+    """The attached part of ``state``: there from the start of a run that is attached, whoever has answered by then."""
     if state.attached is None:
-        state.attached = Attached(interval_ns=int(state.manifest.get("interval_ns", 1_000_000_000)))
+        manifest = state.manifest
+        state.attached = Attached(
+            servers={name: Server(name) for name in manifest.get("servers") or ()},
+            interval_ns=int(manifest.get("interval_ns", 1_000_000_000)),
+        )
     return state.attached
 
 
@@ -104,13 +101,13 @@ def _row(attached: Attached, t_ns: int) -> Row:
     span_ns = max(attached.interval_ns, MIN_PACE_NS)
 
     def pace(name: str) -> float | None:
-        return added(attached, lambda engine: rate(engine, name, t_ns, span_ns))
+        return together(attached, (name,), lambda engine, name: rate(engine, name, t_ns, span_ns)).value
 
     return Row(
         t_ns,
-        used_share(attached),
-        added_gauge(attached, "running"),
-        added_gauge(attached, "waiting"),
+        used_share(attached).value,
+        added_gauge(attached, "running").value,
+        added_gauge(attached, "waiting").value,
         pace("prompt_tokens"),
         pace("generation_tokens"),
     )
@@ -124,6 +121,12 @@ def fold_kv_events(state: RunState, event: KvEvents) -> None:
     attached = attached_of(state)
     attached.news = list(event.notes)
     state.step, state.t_ns = event.step, max(state.t_ns, event.t_ns)
+    for endpoint, problem in event.troubles.items():
+        attached.troubles.pop(endpoint, None)
+        if problem:
+            attached.troubles[endpoint] = problem
+    if event.troubles and not event.streams:  # no block is known from it
+        return
     attached.num_stored += event.stored
     attached.num_removed += event.removed
     if attached.kv_since_ns is None:
@@ -134,14 +137,19 @@ def fold_kv_events(state: RunState, event: KvEvents) -> None:
     if pool is None:
         return
     pool.now_ns = event.t_ns
-    for decision in event.decisions:
-        kind = decision[0]
-        if fold := BLOCK_FOLDS.get(kind):
-            fold(pool, state.sequences, decision, event.step)
-        if kind == "evict":
-            state.cache.evicted(decision[4], event.step, "")
-        elif kind == "publish":
-            state.cache.stored(pool, decision, event.step)
-        elif kind == "cleared":
-            state.cache.ghosts.clear()
+    step, cache = event.step, state.cache
+    decisions = iter(event.decisions)
+    # In older recordings nothing says which rank it was: there all are one.
+    for origin in event.origins or [Origin(len(event.decisions), "", 0)]:
+        owner, was_before = f"{origin.source} rank {origin.rank}", origin.when == "before"
+        for decision in islice(decisions, origin.count):
+            kind = decision[0]
+            if fold := BLOCK_FOLDS.get(kind):
+                fold(pool, state.sequences, (decision,), step)
+            if kind == "evict":
+                cache.evicted_by_rank(owner, decision, None if was_before else step)
+            elif kind == "publish":
+                cache.stored(pool, owner, decision, step, is_news=not was_before and not origin.is_load)
+            elif kind == "cleared":
+                cache.forget(owner)
     settle(pool, 0)

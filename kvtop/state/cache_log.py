@@ -49,9 +49,16 @@ class Regret(NamedTuple):
     tokens: int
     key: int  # of the first of these blocks
     parent_key: int
-    evicted_step: int
+    evicted_step: int | None  # None: before the run was looked at
     evicted_by: str
     total: int  # tokens regretted in the run so far, these included
+
+
+Ghost = int | tuple[str, int]
+"""The key of an evicted block; of attached servers with the rank that evicted it: another rank's block is another."""
+
+End = tuple[int | None, str]
+"""In which step it was evicted (None: before the run was looked at), and for whom."""
 
 
 @dataclass(slots=True)
@@ -60,7 +67,9 @@ class CacheLog:
 
     lookups: deque[LookupRow] = field(default_factory=lambda: deque(maxlen=LOOKUPS_KEPT))
     regrets: deque[Regret] = field(default_factory=lambda: deque(maxlen=REGRETS_KEPT))
-    ghosts: dict[int, tuple[int, str]] = field(default_factory=dict)  # evicted key -> step, for whom; oldest first
+    ghosts: dict[Ghost, End] = field(default_factory=dict)  # evicted, oldest first
+    owners: set[str] = field(default_factory=set)  # ranks of attached servers that have evicted
+    chain: tuple[str, int | None] = ("", None)  # rank and key of the block that was regretted last
     findable: dict[str, int] = field(default_factory=dict)  # live sequence -> blocks it could have found at admission
     loaded: dict[int, int] = field(default_factory=dict)  # block -> step it was filled from the host tier in
 
@@ -100,37 +109,65 @@ class CacheLog:
     def ended(self, seq_id: str) -> None:
         self.findable.pop(seq_id, None)
 
-    def evicted(self, key: int, step: int, cause: str) -> None:
+    def ends_of(self, key: int) -> list[End]:
+        """How the block was evicted that had this key, and has not come back: on any rank."""
+        found = [self.ghosts.get(key), *(self.ghosts.get((owner, key)) for owner in self.owners)]
+        return [end for end in found if end is not None]
+
+    def forget(self, owner: str) -> None:
+        """A rank began anew, or what it did is not known: what it stores from now on is no regret."""
+        if owner in self.owners:
+            self.owners.discard(owner)
+            self.ghosts = {ghost: end for ghost, end in self.ghosts.items() if _owner(ghost) != owner}
+
+    def evicted_by_rank(self, owner: str, decision: Decision, step: int | None) -> None:
+        """An attached server's rank removed a block (of the first KV group; groups may have equal keys)."""
+        if not decision[2]:
+            self.owners.add(owner)
+            self.evicted((owner, decision[4]), step, "")
+
+    def evicted(self, key: Ghost, step: int | None, cause: str) -> None:
         ghosts = self.ghosts
         ghosts.pop(key, None)  # to the end
         ghosts[key] = (step, cause)
         if len(ghosts) > 2 * GHOSTS_KEPT:
             self.ghosts = dict(islice(ghosts.items(), len(ghosts) - GHOSTS_KEPT, None))
 
-    def published(self, sequences: dict[str, SequenceState], pool: PoolState, decision: Decision, step: int) -> None:
-        """A block of the first KV group is computed (or loaded): was it there before?"""
-        _, seq_id, group, block, key, parent_key = decision
-        end = self.ghosts.pop(key, None) if not group else None
-        if self.loaded.pop(block, None) == pool.since_step[block]:  # its tokens came back from host memory
-            return
-        seq = sequences.get(seq_id)
-        if end is None or seq is None or seq.table.index(block) >= self.findable.get(seq_id, 0):
-            return
-        self._regret(pool, seq_id, key, parent_key, end, step)
+    def published(
+        self, sequences: dict[str, SequenceState], pool: PoolState, run: Iterable[Decision], step: int
+    ) -> None:
+        """Blocks are computed (or loaded): which of the first KV group were there before?"""
+        ghosts, loaded = self.ghosts, self.loaded
+        for _, seq_id, group, block, key, parent_key in run:
+            end = ghosts.pop(key, None) if not group else None
+            if loaded and loaded.pop(block, None) == pool.since_step[block]:  # its tokens came back from host memory
+                continue
+            if end is None:
+                continue
+            seq = sequences.get(seq_id)
+            if seq is not None and seq.table.index(block) < self.findable.get(seq_id, 0):
+                self._regret(pool, seq_id, key, parent_key, end, step)
 
-    def stored(self, pool: PoolState, decision: Decision, step: int) -> None:
-        """An attached server stored a block: was it there before? Who stored it, and whether it was computed again or
-        loaded from another tier, is not reported."""
+    def stored(self, pool: PoolState, owner: str, decision: Decision, step: int, *, is_news: bool) -> None:
+        """An attached server's rank stored a block: had that rank evicted it before? For whom is not reported.
+
+        ``is_news`` False: it did so before it was looked at, or loaded the block from another tier.
+        """
         _, _, group, _, key, parent_key = decision
-        end = self.ghosts.pop(key, None) if not group else None
-        if end is not None:
-            self._regret(pool, "", key, parent_key, end, step)
+        end = self.ghosts.pop((owner, key), None) if not group else None
+        if end is None or not is_news:
+            return
+        goes_on, self.chain = self.chain == (owner, parent_key), (owner, key)
+        self._regret(pool, "", key, parent_key, end, step, goes_on)
 
-    def _regret(self, pool: PoolState, seq_id: str, key: int, parent_key: int, end: tuple[int, str], step: int) -> None:
+    def _regret(
+        self, pool: PoolState, seq_id: str, key: int, parent_key: int, end: End, step: int, goes_on: bool = True
+    ) -> None:
         size, regrets = pool.block_size, self.regrets
         last = regrets[-1] if regrets else None
         if (
-            last is not None
+            goes_on
+            and last is not None
             and last.step == step
             and last.seq_id == seq_id
             and (last.evicted_step, last.evicted_by) == end
@@ -147,6 +184,10 @@ class CacheLog:
         self.loaded.clear()
 
 
+def _owner(ghost: Ghost) -> str:
+    return ghost[0] if isinstance(ghost, tuple) else ""
+
+
 @dataclass(slots=True)
 class RegrettedPrefix:
     """Regrets that begin with the same block, added up."""
@@ -157,7 +198,7 @@ class RegrettedPrefix:
     times: int = 0  # it was computed again
     last_step: int = 0
     last_wanted_by: str = ""
-    evicted_step: int = 0  # of its first block, the last time
+    evicted_step: int | None = 0  # of its first block, the last time
     evicted_by: str = ""
 
 
@@ -166,7 +207,7 @@ def top_regrets(regrets: Iterable[Regret]) -> list[RegrettedPrefix]:
     prefixes: dict[int, RegrettedPrefix] = {}
     begun: dict[str, RegrettedPrefix] = {}  # by request
     for row in regrets:
-        own = begun.get(row.seq_id)
+        own = begun.get(row.seq_id) if row.seq_id else None  # attached servers do not tell who it was
         if own is None or row.key == own.key:
             own = prefixes.setdefault(row.key, RegrettedPrefix(row.key, row.parent_key))
             own.times += 1

@@ -9,6 +9,7 @@ import pytest
 from attach_helpers import sample
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
+from kvtop.attach.address import is_address
 from kvtop.attach.kv_decode import decode_batch
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.cli.main import main
@@ -114,6 +115,46 @@ def test_once_of_a_server_has_every_number_with_its_truth(capsys: pytest.Capture
 def test_once_of_nobody_fails_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["once", "http://127.0.0.1:1", "--interval", "0.05"]) == 1
     assert "unreachable: connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["once", "attach", "doctor"])
+def test_host_and_port_mean_the_server_in_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"once": ["--interval", "0.05"], "attach": ["--interval", "0.05", "--seconds", "0.5"], "doctor": []}[command]
+    with FakeMetrics(Answer(WHOLE)) as fake:
+        code = main([command, fake.url.removeprefix("http://"), *more])
+    assert code == (1 if command == "doctor" else 0)  # it misses the events
+    assert "reported" in (out := capsys.readouterr().out) or "39.6 %" in out
+    assert len(fake.requests) >= 1
+
+
+def test_what_once_is_given_is_a_run_that_is_there_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["once", "nosuch"]) == 2
+    said = capsys.readouterr().err
+    assert "nosuch: does not exist, and is no address" in said
+    assert said.count("\n") == 1
+    assert main(["once", "x:99999"]) == 2
+    assert "'x:99999' is no address" in capsys.readouterr().err
+    (tmp_path / "run:1").mkdir()
+    assert main(["once", "run:1"]) == 2
+    assert "run:1: has no recording in it" in capsys.readouterr().err
+    for text in ("gpu1:8000", "http://gpu1"):
+        assert main(["replay", text]) == 2
+        assert f"kvtop attach {text} looks at a server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("127.0.0.1:8000", True), ("gpu1:8000", True), ("[::1]:80", True), ("gpu1:8000/metrics", True),
+        ("http://gpu1", True), ("tcp://x:1", True), ("results/tuesday", False), ("tuesday", False), ("a/b:3", False),
+        ("C:\\runs", False), (":80", False), ("", False),
+    ],
+)  # fmt: skip
+def test_an_address_looks_like_one(text: str, is_one: bool) -> None:
+    assert is_address(text) is is_one
 
 
 def test_a_server_that_never_answered_is_named_once_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,11 @@ from attach_helpers import folded, stored, take
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach import prompt_index
+from kvtop.attach.address import address_of
 from kvtop.attach.asked_prompt import AskedPrompt
 from kvtop.attach.kv_decode import Removed, Stored, decode_batch
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.attach.prompt_index import PromptIndex, own_keys_of
-from kvtop.attach.scrape import address_of
 from kvtop.attach.session import AttachSession, AttachSpec
 from kvtop.attach.tokenize import NoTokens, tokenizer_file, tokens_by_file, tokens_by_server
 from kvtop.engine.errors import UsageError
@@ -96,7 +96,7 @@ def test_what_is_remembered_is_bounded_and_what_is_cached_stays(monkeypatch: pyt
 
 
 def look_up(tracker: KvTracker, events: list, prompt: list[int]) -> PromptLookup:
-    asked = AskedPrompt(tracker)
+    asked = AskedPrompt(tracker.blocks)
     asked.ask(prompt)
     answer = asked.news(0)
     assert answer is not None
@@ -105,7 +105,7 @@ def look_up(tracker: KvTracker, events: list, prompt: list[int]) -> PromptLookup
     assert state.pool is not None
     tree = PrefixTree()
     tree.update(state.pool, (), whole=True)
-    return look_up_prompt(answer.keys, answer.num_tokens, tracker.block_size, tree, state.cache)
+    return look_up_prompt(answer.keys, answer.num_tokens, tracker.blocks.block_size, tree, state.cache)
 
 
 def test_every_prefix_the_recorded_server_has_or_had_is_told_as_its_events_say() -> None:
@@ -253,10 +253,10 @@ def test_events_without_tokens_are_not_reported_and_a_silent_server_has_none_yet
 
 def test_blocks_under_parents_from_before_cannot_be_matched() -> None:
     tracker = KvTracker()
-    index = tracker.prompts
+    index = tracker.blocks.prompts
     index.stored(Stored([502], 501, [1, 2, 3, 4], 4, "GPU", 0))
-    tracker.block_size = 4
-    asked = AskedPrompt(tracker)
+    tracker.blocks.block_size = 4
+    asked = AskedPrompt(tracker.blocks)
     asked.ask([1, 2, 3, 4])
     told = asked.news(5)
     assert told is not None

@@ -3,77 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from attach_helpers import SERVER, attached, gauge, histogram, sample, silence, take
-from fake_server import recorded_messages, recorded_metrics
+from attach_helpers import SERVER, attached, gauge, histogram, sample, silence
+from attach_tui import Fed, recorded, seen
+from fake_server import recorded_metrics
 
-from kvtop.attach.kv_tracker import KvTracker
-from kvtop.engine.events import Command, Event, RunStarted
+from kvtop.engine.events import Event
+from kvtop.state.attached_reading import range_text
 from kvtop.tui.app import KvtopApp
-from kvtop.tui.attached import range_text
-from kvtop.tui.export import screen_text
-
-MANIFEST = {"executor": "attached", "clock": "virtual", "workload": SERVER, "interval_ns": 1_000_000_000}
-
-
-class Fed:
-    """A session that hands out what it is given."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self.events, self.ended = [RunStarted(run_id="x", manifest=MANIFEST), *events], False
-
-    def poll(self, timeout_s: float = 0.0) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-    def send(self, command: Command) -> None:
-        raise AssertionError("an attached server is sent nothing")
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        pass
-
-
-def recorded(until_s: float) -> list[Event]:
-    """What was seen of the recorded server in its first seconds."""
-    tracker, events = KvTracker(109), list[Event]()
-    moments = [*recorded_metrics(), *((t_s, frames) for t_s, frames in recorded_messages())]
-    for t_s, what in sorted(moments, key=lambda moment: moment[0]):
-        if t_s > until_s:
-            break
-        if isinstance(what, str):
-            events.append(sample(len(events) + 1, what, t_s=t_s))
-        else:
-            take(tracker, what)
-            events += tracker.drain(len(events) + 1, int(t_s * 1e9))
-    return events
-
-
-def seen(
-    events: list[Event],
-    *keys: str,
-    size: tuple[int, int] = (120, 40),
-    check: Callable[[KvtopApp], None] = lambda app: None,
-) -> str:
-    """The screen after ``keys``."""
-
-    async def look() -> str:
-        app = KvtopApp(Fed(events), hz=50.0)
-        async with app.run_test(size=size) as pilot:
-            for _ in range(200):
-                await pilot.pause(0.01)
-                if app.timeline.live.attached is not None and not app.feed.behind:
-                    break
-            for key in keys:
-                await pilot.press(key)
-            await pilot.pause(0.05)
-            app.tick()
-            await pilot.pause(0.05)
-            check(app)
-            return screen_text(app.screen)
-
-    return asyncio.run(asyncio.wait_for(look(), 30))
 
 
 def test_the_overview_says_how_true_each_figure_is() -> None:
@@ -86,11 +24,6 @@ def test_the_overview_says_how_true_each_figure_is() -> None:
         assert part in text, part
     assert "not reported: servers do not tell who" in text
     assert "no pool yet" not in text
-
-
-def test_without_events_the_block_map_says_what_would_give_it() -> None:
-    text = seen([event for event in recorded(20) if type(event).__name__ == "Sample"], "2")
-    assert "kvtop needs --kv-events" in text
 
 
 def test_with_events_the_block_map_is_called_logical() -> None:

@@ -16,7 +16,8 @@ from attach_helpers import attached, folded, gauge, sample
 from fake_server import Answer, FakeMetrics, recorded_metrics
 
 from kvtop.attach import scrape
-from kvtop.attach.scrape import Scraper, address_of, cause_of
+from kvtop.attach.address import address_of
+from kvtop.attach.scrape import Scraper, cause_of
 from kvtop.attach.tokenize import NoTokens, tokens_by_server
 from kvtop.cli.main import main
 
@@ -164,8 +165,12 @@ def test_a_recording_of_a_hostile_server_stays_readable(tmp_path: Path, capsys: 
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     page = str(tmp_path / "page.html")
     run = str(tmp_path / "run")
+    assert main(["report", "--html", page, run]) == 0
+    shown = Path(page).read_text(encoding="utf-8")
+    assert not any(c in shown for c in "\x1b\x07\u202e")
+    capsys.readouterr()
     # They read tables of requests, which nobody told.
-    for words in (["report", "--html", page, run], ["compare", run], ["why", run, "r0"]):
+    for words in (["compare", run], ["why", run, "r0"]):
         assert main(words) == 2
         assert "a recording of an attached server tells of no single request" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before

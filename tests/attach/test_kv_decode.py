@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtop.attach.kv_decode import BadMessage, Cleared, Removed, Stored, decode_batch, key_of, sequence_of
+from kvtop.attach.prompt_index import PromptIndex, own_keys_of
 
 BIG = 15324609666870864576  # above 2^63
 AS_BYTES = bytes(24) + BIG.to_bytes(8, "big")  # a SHA-256 whose last half counts
@@ -58,6 +59,62 @@ def test_all_encodings_of_the_same_events_are_the_same(encode, one: object, othe
     assert remove.hashes == [BIG]
     assert isinstance(clear, Cleared)
     assert (found.t_s, found.num_unknown) == (1.5, 0)
+
+
+SALTED = {"cache_salt": "tenant-a", "session_id": "s7"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ["BlockStored", [BIG, 7], None, [1, 2, 3, 4], 2, None, "GPU", SALTED],  # SGLang 0.5.18
+        {"type": "BlockStored", "block_hashes": [BIG, 7], "parent_block_hash": None, "token_ids": [1, 2, 3, 4],
+         "block_size": 2, "lora_id": None, "medium": "GPU", **SALTED},  # and since
+        {"type": "BlockStored", "block_hashes": [BIG, 7], "parent_block_hash": None, "token_ids": [1, 2, 3, 4],
+         "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [["tenant-a"], None],
+         "group_idx": 0},  # vLLM
+    ],
+)  # fmt: skip
+def test_a_salt_is_part_of_what_a_block_is_and_the_session_is_not(event: object) -> None:
+    """All three servers' forms give the same keys; those of another session too, those of another salt do not."""
+    index, other = PromptIndex(), PromptIndex()
+    (store,) = batch([1.0, [event], None]).events
+    assert isinstance(store, Stored)
+    assert (store.hashes, store.adapter, store.extra_of(0), store.extra_of(1)) == (
+        [BIG, 7], None, repr((None, ["tenant-a"])), None,
+    )  # fmt: skip
+    index.stored(store)
+    plain = batch([1.0, [["BlockStored", [BIG, 7], None, [1, 2, 3, 4], 2, None, "GPU"]]]).events[0]
+    assert isinstance(plain, Stored)
+    other.stored(plain)
+    keys = own_keys_of([1, 2, 3, 4], 2)
+    assert other.hashes_of(keys) == [[BIG], [7]]
+    assert index.hashes_of(keys) == [[], []]
+
+
+def test_blocks_below_the_first_one_carry_no_salt_of_their_own() -> None:
+    event = ["BlockStored", [7], BIG, [3, 4], 2, None, "GPU", SALTED]
+    (store,) = batch([1.0, [event]]).events
+    assert isinstance(store, Stored)
+    assert (store.extras, store.adapter) == ([], None)
+
+
+@pytest.mark.parametrize("medium", ["CPU_PINNED", "DISK", "EXTERNAL"])
+def test_tiers_of_sglang_are_told_apart(medium: str) -> None:
+    found = batch([1.0, [["BlockStored", [5], None, [1], 1, None, medium], ["BlockRemoved", [5], medium]], 3])
+    store, remove = found.events
+    assert isinstance(store, Stored)
+    assert isinstance(remove, Removed)
+    assert (store.medium, remove.medium, found.rank) == (medium, medium, 3)
+
+
+def test_tokens_in_pairs_are_no_tokens_of_a_prompt() -> None:
+    """SGLang's blocks under speculative decoding with EAGLE are of pairs."""
+    (store,) = batch([1.0, [["BlockStored", [5], None, [[1, 2], [2, 3]], 2, None, "GPU"]]]).events
+    assert isinstance(store, Stored)
+    index = PromptIndex()
+    index.stored(store)
+    assert (index.num_silent, len(index)) == (1, 0)
 
 
 def test_what_is_left_out_is_not_known_rather_than_made_up() -> None:

@@ -120,7 +120,7 @@ def test_without_a_replay_endpoint_a_gap_says_so_until_the_server_clears_its_cac
         tracker.take(A, seq, messages[seq], 0.0)
     assert stream(tracker).partial == "gap of 2 messages: no replay endpoint was given"
     tracker.take(A, 6, batch({"type": "AllBlocksCleared"}), 0.0)
-    assert (stream(tracker).partial, len(tracker.cached)) == ("", 0)
+    assert (stream(tracker).partial, len(tracker.blocks.cached)) == ("", 0)
 
 
 def test_a_late_start_has_placeholders_above_what_it_sees_and_says_how_much_hangs_together() -> None:
@@ -228,9 +228,9 @@ def test_a_hash_stored_twice_stays_until_it_is_removed_twice() -> None:
     tracker = KvTracker(64)
     tracker.take(A, 0, batch(stored(5), stored(5)), 0.0)
     tracker.take(A, 1, batch(removed(5)), 0.0)
-    assert len(tracker.cached) == 1
+    assert len(tracker.blocks.cached) == 1
     tracker.take(A, 2, batch(removed(5)), 0.0)
-    assert len(tracker.cached) == 0
+    assert len(tracker.blocks.cached) == 0
 
 
 def test_endpoints_do_not_share_their_ranks() -> None:
@@ -245,7 +245,7 @@ def test_a_removal_without_a_tier_is_of_all_tiers_and_groups_it_is_in() -> None:
     tracker = KvTracker(64)
     tracker.take(A, 0, batch(stored(5), stored(5, group_idx=1)), 0.0)
     tracker.take(A, 1, batch(["BlockRemoved", [5]]), 0.0)
-    assert len(tracker.cached) == 0
+    assert len(tracker.blocks.cached) == 0
 
 
 def test_what_comes_back_after_its_removal_was_regretted() -> None:
@@ -279,7 +279,7 @@ def test_a_size_that_becomes_known_later_is_taken_over_unless_it_cannot_be(size:
     tracker = KvTracker(None)
     tracker.take(A, 0, batch(stored(*range(1, 151))), 0.0)
     events = tracker.drain(1, 1)
-    tracker.resize(size)
+    tracker.blocks.resize(size)
     tracker.take(A, 1, batch(stored(999)), 0.0)
     state = folded([*events, *tracker.drain(2, 2)])
     assert state.pool is not None

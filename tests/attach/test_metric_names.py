@@ -5,8 +5,9 @@ from __future__ import annotations
 from attach_helpers import attached, folded, gauge, histogram, sample
 
 from kvtop.engine.events import EngineSample
-from kvtop.state.attached import added_counter, added_gauge, capacity, used_share
+from kvtop.state.attached import block_size, capacity
 from kvtop.state.attached_numbers import read_number
+from kvtop.state.attached_sums import added_counter, added_gauge, used_share
 
 
 def engines(text: str) -> list[EngineSample]:
@@ -34,8 +35,8 @@ def test_engines_of_data_parallel_ranks_are_kept_apart_and_weighted_by_their_poo
     seen = attached(folded([sample(1, text)]))
     assert [engine.last.gauges["usage"] for engine in seen.engines] == list(shares)
     assert [capacity(engine) for engine in seen.engines] == [100, 100, 100, 300]  # without the null blocks
-    assert used_share(seen) == (10 + 20 + 30 + 240) / 600
-    assert added_gauge(seen, "running") == 6
+    assert used_share(seen).value == (10 + 20 + 30 + 240) / 600
+    assert added_gauge(seen, "running").value == 6
 
 
 def test_sglang_counts_each_rank_group_once() -> None:
@@ -51,9 +52,55 @@ def test_sglang_counts_each_rank_group_once() -> None:
     found = sample(1, text)
     assert (found.kind, len(found.engines)) == ("sglang", 1)
     state = folded([found])
-    assert (added_gauge(attached(state), "running"), added_counter(attached(state), "hit_tokens")) == (3, 250)
+    assert added_gauge(attached(state), "running").value == 3
+    assert added_counter(attached(state), "hit_tokens").value == 250
     assert read_number(state, "cache.hit_rate")[:2] == (0.25, "exact")
     assert found.engines[0].histograms["ttft"].counts == [1, 2]
+
+
+def test_sglangs_ranks_with_attention_in_data_parallel_are_all_there() -> None:
+    """There ``tp_rank`` counts on over the ranks: rank 3's lowest is 3, and each reports its own engine."""
+    text = "".join(
+        gauge("sglang:num_running_reqs", dp + 1, model_name="m", dp_rank=str(dp), tp_rank=str(tp), pp_rank="0")
+        for dp, tp in ((0, 0), (0, 1), (1, 2), (1, 3))
+    )
+    text += gauge("sglang:num_running_reqs", 9, model_name="m", dp_rank="1", tp_rank="2", pp_rank="1")
+    found = engines(text)
+    assert [(engine.engine, engine.gauges["running"]) for engine in found] == [("0", 1), ("1", 2)]
+
+
+def test_sglangs_gauges_by_priority_are_not_added_to_their_own_sum() -> None:
+    text = "".join(
+        gauge("sglang:num_running_reqs", value, model_name="m", tp_rank="0", priority=priority)
+        for priority, value in (("", 14), ("-1", 4), ("0", 10))
+    )
+    text += gauge("sglang:num_queue_reqs", 2, model_name="m", priority="1")  # no sum of them is told
+    text += gauge("sglang:num_queue_reqs", 3, model_name="m", priority="2")
+    (engine,) = engines(text)
+    assert (engine.gauges["running"], engine.gauges["waiting"]) == (14, 5)
+
+
+def test_sglangs_pool_is_told_by_labels_or_since_by_gauges() -> None:
+    usage = gauge("sglang:token_usage", 0.5, model_name="m")
+    old = usage + gauge("sglang:cache_config_info", 1.0, page_size="64", num_pages="100")
+    new = usage + gauge("sglang:page_size", 64.0, model_name="m") + gauge("sglang:num_pages", 100.0, model_name="m")
+    for text in (old, new):
+        seen = attached(folded([sample(1, text)]))
+        assert (capacity(seen.engines[0]), block_size(seen)) == (100, 64)
+    (broken,) = engines(usage + gauge("sglang:num_pages", "NaN", model_name="m"))
+    assert "num_pages" not in broken.info
+
+
+def test_a_gateway_of_sglangs_is_read_server_by_server() -> None:
+    text = "".join(
+        gauge("sglang_token_usage", share, model_name="m", tp_rank="0", worker_addr=worker)
+        + gauge("sglang_num_running_reqs", 2, model_name="m", tp_rank="0", worker_addr=worker)
+        for worker, share in (("grpc://a:1", 0.25), ("grpc://b:1", 0.75))
+    )
+    found = sample(1, text)
+    assert found.kind == "sglang"
+    assert [(e.engine, e.gauges["usage"]) for e in found.engines] == [("grpc://a:1", 0.25), ("grpc://b:1", 0.75)]
+    assert added_gauge(attached(folded([found])), "running").value == 4
 
 
 def test_a_value_that_is_no_number_is_named_and_the_others_still_count() -> None:

@@ -9,7 +9,8 @@ import time
 import pytest
 from fake_server import Answer, FakeMetrics, recorded_metrics
 
-from kvtop.attach.scrape import Scraper, address_of
+from kvtop.attach.address import address_of
+from kvtop.attach.scrape import Scraper
 from kvtop.engine.errors import UsageError
 
 GOOD = b"vllm:num_requests_running 3\n"

@@ -61,6 +61,24 @@ def test_a_port_in_use_and_a_wrong_command_are_one_line(served, capsys):
     assert served == []
 
 
+def test_the_address_is_told_when_connections_are_taken_there(monkeypatch, capsys):
+    """The line is what scripts wait for. Told at its start, as the base class does, nobody would listen yet."""
+    number, taken = free_port(), []
+
+    def tell(self: Page, listening: str) -> None:
+        with socket.create_connection(("127.0.0.1", number), timeout=10):
+            taken.append(listening)
+        told(self, listening)
+        self.request_exit()
+
+    told = Page._tell
+    monkeypatch.setattr(Page, "_tell", tell)
+    monkeypatch.setattr(Page, "initialize_logging", lambda self: None)
+    assert main(["serve", "--port", str(number)]) == 0
+    assert taken
+    assert capsys.readouterr().out == f"kvtop is at http://127.0.0.1:{number} (Ctrl+C ends it)\n"
+
+
 def test_without_the_package_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "textual_serve.server", None)
     monkeypatch.delitem(sys.modules, "kvtop.tui.page")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from serving import PROMPT, null_spec, serving
 
-from kvtop.attach.scrape import Scraper, address_of
+from kvtop.attach.address import address_of
+from kvtop.attach.scrape import Scraper
 from kvtop.state.attached import Engine, capacity
 from kvtop.workloads.formats.registry import read_trace
 

@@ -1,0 +1,98 @@
+"""How a figure of attached servers is told: with how true it is, or what is missing.
+
+    exact      a gauge or counter of the server's, as it stood at the last look
+    bucket     between two bounds of a histogram: a range, never a point
+    events     from the blocks that were stored and removed
+    estimate   worked out from the above
+    n/a        not reported, and what would report it
+
+A server that has not answered lately makes all figures ``stale``; lost events make theirs ``partial``. A sum that some
+engines or servers are not in is ``partial: 2 of 3 engines``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvtop.state.attached import Attached
+from kvtop.state.attached_sums import Sum
+from kvtop.state.model import RunState
+
+NO_KV = "give kvtop --kv-events (the server: --kv-events-config)"
+NO_EVENT = "no KV event yet (has the server --kv-events-config?)"
+NO_REFS = "servers do not report it: neither metrics nor events name owners or references"
+NO_FREE = "servers do not report it: what is cached cannot be told from what is free"
+TWO_LOOKS = "two looks are needed"
+TWO_USAGES = "usage and pool size are needed, twice"
+NO_GROWTH = "used blocks do not grow"
+NO_CAUSE = "servers do not report why a match ended"
+
+
+class Reading(NamedTuple):
+    """``value`` None: not reported, and ``missing`` says why. ``lo``, ``hi``: ends of a bucket (``hi`` None: above)."""
+
+    value: float | str | None
+    truth: str
+    lo: float | None = None
+    hi: float | None = None
+    missing: str = ""
+    is_estimate: bool = False
+
+
+Read = Callable[[Attached, RunState], Reading]
+
+
+def missing(why: str) -> Reading:
+    """A figure that is not reported, and why."""
+    return Reading(None, "n/a", missing=why)
+
+
+def doubtful(found: Reading, truth: str, why: str) -> Reading:
+    """``found`` of answers that are no longer true; what is worked out from them is nothing."""
+    if found.is_estimate:
+        return missing(why)
+    return found._replace(truth=f"{truth}, {found.truth}" if found.truth.startswith("partial") else truth)
+
+
+def range_text(low: float, high: float | None) -> str:
+    """``<=300 ms``, ``1-2.5 s``, ``>60 s``: ends of a bucket, in ns, as the server has chosen them."""
+    scale, unit = (1e9, "s") if (high if high is not None else low) >= 1e9 else (1e6, "ms")
+    if high is None:
+        return f">{low / scale:g} {unit}"
+    return f"{low / scale:g}-{high / scale:g} {unit}" if low else f"<={high / scale:g} {unit}"
+
+
+def no_events(state: RunState) -> str:
+    """Why nothing is known from KV events ("": some have come)."""
+    if state.attached is None or state.attached.kv_since_ns is not None:
+        return ""
+    if troubles := state.attached.troubles:
+        return "; ".join(f"{endpoint}: {problem}" for endpoint, problem in troubles.items())
+    return NO_EVENT if state.manifest.get("kv_events") else NO_KV
+
+
+def problem(attached: Attached, name: str) -> str:
+    """Why nothing says ``name``."""
+    for server in attached.servers.values() if not attached.engines else ():
+        if server.t_ok_ns is None:
+            return server.problem or "no answer yet"
+    if not attached.servers:
+        return "give kvtop the server's URL, too"
+    broken = next((engine.last.broken[name] for engine in attached.engines if name in engine.last.broken), None)
+    return f"the server says {broken}" if broken is not None else "the server does not report it"
+
+
+def never(why: str) -> Read:
+    """Of a figure that no server reports."""
+    return lambda attached, state: missing(why)
+
+
+def exact(found: Sum, attached: Attached, name: str) -> Reading:
+    """A sum of what engines report as ``name``."""
+    return missing(problem(attached, name)) if found.value is None else truly(found.value, "exact", found.part)
+
+
+def truly(value: float, truth: str, part: str) -> Reading:
+    """``value`` with its truth: ``partial: 2 of 3 engines`` where some are not in it."""
+    return Reading(value, f"partial: {part}" if part else truth, is_estimate=truth == "estimate")
