@@ -13,10 +13,10 @@ from kvtop.engine.errors import UsageError
 from kvtop.results.files import FileError
 from kvtop.results.manifest import MANIFEST_NAME, RUNNING, read_manifest
 from kvtop.results.recording import FRAMES_NAME, is_being_written
-from kvtop.results.rundir import OBSERVED_EXECUTOR
 from kvtop.results.schema import OPTIONAL, SCHEMAS
 from kvtop.results.tables import write_tables
 from kvtop.results.versions import RESULTS_SCHEMA_VERSION
+from kvtop.state.attached import EXECUTOR
 
 FIRST_WITH_PHASES = 2  # definitions version; before it every request was called steady
 
@@ -82,10 +82,10 @@ def open_run(run_dir: str | os.PathLike[str]) -> Run:
     if is_being_written(frames):
         raise UsageError(f"{path}: this run is still being written; wait until it ends, or stop it")
     manifest = read_manifest(path) if (path / MANIFEST_NAME).exists() else {}
-    if manifest.get("executor") == OBSERVED_EXECUTOR:
+    if manifest.get("executor") == EXECUTOR:
         raise UsageError(
             f"{path}: a recording of an attached server tells of no single request, so there are no tables to read; "
-            "`kvtop replay`, `kvtop once` and `kvtop trace convert` read it"
+            "`kvtop replay`, `kvtop report`, `kvtop once` and `kvtop trace convert` read it"
         )
     missing = [name for name in SCHEMAS if not (path / f"{name}.parquet").exists()]
     if missing or manifest.get("status", RUNNING) == RUNNING:

@@ -15,10 +15,10 @@ from kvtop.results.identity import point_identity
 from kvtop.results.manifest import MANIFEST_NAME, content_hash, read_manifest
 from kvtop.results.recording import FRAMES_NAME, is_being_written
 from kvtop.run.spec import RunSpec
+from kvtop.state.attached import EXECUTOR
 
 TABLE_NAMES = ("requests.parquet", "steps.parquet", "events.parquet")  # of every run
 OPTIONAL_NAMES = ("tokens.parquet",)  # of a run that was asked for it
-OBSERVED_EXECUTOR = "attached"  # what run.json says in place of an executor of ours
 PARQUET_END = b"PAR1"
 
 
@@ -50,7 +50,7 @@ def is_complete(run_dir: Path) -> bool:
 def is_observed(run_dir: Path) -> bool:
     """A recording of attached servers, ended or not: it has no tables, and cannot be made again. Never raises."""
     try:
-        return read_manifest(run_dir).get("executor") == OBSERVED_EXECUTOR
+        return read_manifest(run_dir).get("executor") == EXECUTOR
     except (KvtopError, OSError):
         return False
 

@@ -5,15 +5,17 @@ No handler costs more than the table entries it touches, and nothing here walks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import wraps
 
 from kvtop.engine.events import BlockRow, Decision, Keyframe
 from kvtop.engine.types import NULL_BLOCK
+from kvtop.state import block_runs
+from kvtop.state.block_runs import Sequences
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolState, SequenceState
 
-Sequences = dict[str, SequenceState]
-BlockFold = Callable[[PoolState, Sequences, Decision, int], None]
-"""(pool, live sequences, decision, step)"""
+BlockFold = Callable[[PoolState, Sequences, Iterable[Decision], int], None]
+"""(pool, live sequences, decisions of one kind in a row, step)"""
 
 _STATES = {"fresh": FRESH, "idle": IDLE, "used": USED, "in_transfer": IN_TRANSFER, "withheld": WITHHELD}
 
@@ -62,26 +64,10 @@ def _forget_key(pool: PoolState, block: int) -> None:
 
 def _append(pool: PoolState, seq: SequenceState, group: int, block: int, position: int) -> None:
     """Append to the group's table; what lies before ``position`` and was never named fell out of the window."""
-    table = seq.table_of(group) if group else seq.table
-    while len(table) * pool.block_size < position:
-        table.append(NULL_BLOCK)
+    table = seq.table_of(group)
+    block_runs.fell_out(table, pool.block_size, position)
     table.append(block)
     seq.hold(1, pool.now_ns)
-
-
-def _alloc(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, group, block, position = decision
-    _ref(pool, block)
-    pool.filled[block] = 0
-    pool.owners[block] = [seq_id]
-    pool.since_step[block] = step
-    seq = sequences.get(seq_id)
-    if seq is None:
-        return
-    if seq.state != "running":  # neither shared with its parent nor found: a branch that waited has nothing yet
-        seq.num_computed = 0
-        seq.state = "running"
-    _append(pool, seq, group, block, position)
 
 
 def _share(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -123,51 +109,11 @@ def _copy(pool: PoolState, sequences: Sequences, decision: Decision, step: int) 
     pool.dirty.add(block)
 
 
-def _free(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, group, block, reason = decision
-    _disown(pool, block, seq_id)
-    _unref(pool, block)
-    if reason == "dedup":  # its place in the table was taken by the published block
-        return
-    if pool.key[block] is not None:
-        pool.last_use_step[block] = step
-    seq = sequences.get(seq_id)
-    if seq is None or not (table := seq.table_of(group)):
-        return
-    seq.hold(-1, pool.now_ns)
-    if reason == "window":
-        table[table.index(block)] = NULL_BLOCK
-        return
-    table.pop()  # tail first
-    while table and table[-1] == NULL_BLOCK:
-        table.pop()
-
-
-def _publish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    _, seq_id, _, block, key, parent_key = decision
-    seq = sequences.get(seq_id)
-    pool.publisher[block], pool.tenant[block] = seq_id, "" if seq is None else seq.tenant
-    pool.rekeyed.add(block)
-    if pool.key[block] == key:  # a branch meets a block that its sibling published
-        return
-    pool.key[block], pool.parent_key[block] = key, parent_key
-    pool.published_step[block] = pool.last_use_step[block] = step
-    pool.uses[block] = 0
-    pool.dirty.add(block)
-
-
 def _unpublish(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
     block = decision[2]
     _forget_key(pool, block)
     if pool.refcount[block] == 0 and block not in pool.transfer:
         _to_fresh(pool, block)
-
-
-def _evict(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
-    block = decision[3]
-    _forget_key(pool, block)
-    pool.transfer.pop(block, None)
-    _to_fresh(pool, block)
 
 
 def _withhold(pool: PoolState, sequences: Sequences, decision: Decision, step: int) -> None:
@@ -237,41 +183,31 @@ def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
             pool.dirty.add(block)
 
 
+def _one_by_one(fold: Callable[[PoolState, Sequences, Decision, int], None]) -> BlockFold:
+    @wraps(fold)
+    def fold_run(pool: PoolState, sequences: Sequences, run: Iterable[Decision], step: int) -> None:
+        for decision in run:
+            fold(pool, sequences, decision, step)
+
+    return fold_run
+
+
 BLOCK_FOLDS: dict[str, BlockFold] = {
-    "alloc": _alloc,
-    "share": _share,
-    "copy": _copy,
-    "free": _free,
-    "publish": _publish,
-    "unpublish": _unpublish,
-    "evict": _evict,
-    "pin": _pin,
-    "unpin": _unpin,
-    "withhold": _withhold,
-    "give_back": _give_back,
-    "config": _config,
-    "swap_in": _swap_in,
-    "host_load": _host_load,
+    "alloc": block_runs.alloc,
+    "free": block_runs.free,
+    "publish": block_runs.publish,
+    "evict": block_runs.evict,
+    "share": _one_by_one(_share),
+    "copy": _one_by_one(_copy),
+    "unpublish": _one_by_one(_unpublish),
+    "pin": _one_by_one(_pin),
+    "unpin": _one_by_one(_unpin),
+    "withhold": _one_by_one(_withhold),
+    "give_back": _one_by_one(_give_back),
+    "config": _one_by_one(_config),
+    "swap_in": _one_by_one(_swap_in),
+    "host_load": _one_by_one(_host_load),
 }
-
-
-def settle(pool: PoolState, num_in_transfer: int) -> None:
-    """End of a step: of the blocks without references, the last ``num_in_transfer`` released are in transfer still."""
-    transfer = pool.transfer
-    while len(transfer) > num_in_transfer:
-        block = next(iter(transfer))
-        del transfer[block]
-        if pool.key[block] is None:
-            _to_fresh(pool, block)
-        else:
-            _set_state(pool, block, IDLE)
-            pool.num_released += 1
-            pool.released[block] = pool.num_released
-            pool.dirty.add(block)
-    for block in transfer:
-        if pool.state[block] != IN_TRANSFER:
-            _set_state(pool, block, IN_TRANSFER)
-            pool.dirty.add(block)
 
 
 def pool_of(keyframe: Keyframe) -> PoolState:

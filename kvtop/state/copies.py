@@ -1,8 +1,9 @@
 """Copies of a run's state for the ring, at a cost that follows what has changed rather than the size of the pool.
 
-Nearly all of a large pool is columns of numbers, which copy as bytes. What has been published is the exception: keys
-and names are lists of Python objects, whose copies in bytes are kept up to date from ``PoolState.rekeyed``. Who owns
-what is not copied at all, since it is also in the tables.
+Nearly all of a large pool is columns of numbers, which go into the compressor as they are: ten megabytes of copies cost
+more than compressing them. What has been published is the exception: keys and names are lists of Python objects, whose
+copies in bytes are kept up to date from ``PoolState.rekeyed``. Who owns what is not copied at all, since it is also in
+the tables.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from __future__ import annotations
 import gc
 import pickle
 from array import array
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
+import zstandard
+
+from kvtop.engine.events import decode_many, encode
 from kvtop.state.cache_log import CacheLog
-from kvtop.state.model import PoolState, RunState
+from kvtop.state.model import PoolState, RunState, SequenceState
 from kvtop.state.request_logs import RequestLogs
 
+_LEVEL = -5  # a third of level 1's time, and for these columns no more bytes
+_NUMBERS = tuple(
+    field.name for field in fields(PoolState) if field.type == "bytearray" or str(field.type).startswith("array")
+)
+"""Columns of the pool that are numbers, ``counts`` aside."""
+_OBJECTS = "owners", "key", "parent_key", "publisher", "tenant"
+_ROW = tuple(field.name for field in fields(SequenceState) if field.name != "run")
+_row = attrgetter(*_ROW)
 _MOST_NAMES = 10_000  # beside one a block; then those that no block has any more are forgotten
 
 
@@ -29,20 +43,24 @@ class _Keys:
         self.known = bytearray(num_blocks)
         self.large: dict[int, int] = {}
 
-    def set(self, block: int, key: int | None) -> None:
-        self.large.pop(block, None)
-        self.known[block] = key is not None
-        if key is not None:
+    def follow(self, keys: list[int | None], changed: Iterable[int]) -> None:
+        values, known, large = self.values, self.known, self.large
+        if large:
+            for block in changed:
+                large.pop(block, None)
+        for block in changed:
+            key = keys[block]
+            if key is None:
+                known[block] = 0
+                continue
+            known[block] = 1
             try:
-                self.values[block] = key
+                values[block] = key
             except OverflowError:
-                self.large[block] = key
-
-    def packed(self) -> tuple[bytes, bytes, dict[int, int]]:
-        return self.values.tobytes(), bytes(self.known), self.large
+                large[block] = key
 
 
-def _unpacked(values: bytes, known: bytes, large: dict[int, int]) -> list[int | None]:
+def _key_list(values: bytes, known: bytes, large: dict[int, int]) -> list[int | None]:
     keys = array("q")
     keys.frombytes(values)
     found = [key if is_known else None for key, is_known in zip(keys, known, strict=True)]
@@ -58,14 +76,17 @@ class _Names:
         self.numbers = array("q", bytes(8 * num_blocks))
         self.known = {"": 0}
 
-    def set(self, block: int, name: str) -> None:
-        self.numbers[block] = self.known.setdefault(name, len(self.known))
+    def follow(self, names: list[str], changed: Iterable[int]) -> None:
+        numbers, known = self.numbers, self.known
+        for block in changed:
+            name = names[block]
+            number = known.get(name)
+            if number is None:
+                number = known[name] = len(known)
+            numbers[block] = number
 
-    def packed(self) -> tuple[bytes, list[str]]:
-        return self.numbers.tobytes(), list(self.known)
 
-
-def _named(numbers: bytes, known: list[str]) -> list[str]:
+def _name_list(numbers: bytes, known: list[str]) -> list[str]:
     found = array("q")
     found.frombytes(numbers)
     return [known[number] for number in found]
@@ -76,6 +97,7 @@ class Copier:
 
     def __init__(self) -> None:
         self._pool: PoolState | None = None
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._begin(0)
 
     def _begin(self, num_blocks: int) -> None:
@@ -83,15 +105,29 @@ class Copier:
         self._names = _Names(num_blocks), _Names(num_blocks)
 
     def freeze(self, state: RunState) -> bytes:
-        """A copy of ``state`` that later events do not change; without the logs, which are kept once."""
-        bare = state.pool
-        if state.pool is not None:
-            self._follow(state.pool)
-            lists = {name: [] for name in ("owners", "key", "parent_key", "publisher", "tenant")}
-            bare = replace(state.pool, dirty=set(), rekeyed=set(), **lists)
-        copied = replace(state, pool=bare, logs=RequestLogs(), cache=CacheLog())
-        columns = [keys.packed() for keys in self._keys], [names.packed() for names in self._names]
-        return pickle.dumps((copied, *columns), protocol=5)
+        """A compressed copy of ``state`` that later events do not change; without the logs, which are kept once."""
+        pool, columns = state.pool, []
+        if pool is not None:
+            self._follow(pool)
+            columns = [getattr(pool, name) for name in _NUMBERS]
+            columns += [column for keys in self._keys for column in (keys.values, keys.known)]
+            columns += [names.numbers for names in self._names]
+            empty = {name: type(getattr(pool, name))() for name in _OBJECTS}
+            empty |= {name: getattr(pool, name)[:0] for name in _NUMBERS}
+            pool = replace(pool, dirty=set(), rekeyed=set(), **empty)
+        bare = replace(
+            state, pool=pool, logs=RequestLogs(), cache=CacheLog(), sequences={}, arrivals={}, finished=deque()
+        )
+        rest = (
+            bare,
+            [_row(seq) for seq in state.sequences.values()],
+            encode(list(state.arrivals.values())),
+            encode(list(state.finished)),
+            [keys.large for keys in self._keys],
+            [list(names.known) for names in self._names],
+        )
+        compress = self._compressor.compress
+        return pickle.dumps([compress(pickle.dumps(rest, protocol=5)), *map(compress, columns)], protocol=5)
 
     def _follow(self, pool: PoolState) -> None:
         """Bring the copies of the columns up to date."""
@@ -99,28 +135,45 @@ class Copier:
             self._pool = pool
             self._begin(pool.num_blocks)
             pool.rekeyed.update(range(pool.num_blocks))
-        (key, parent_key), (publisher, tenant) = self._keys, self._names
-        for block in pool.rekeyed:
-            key.set(block, pool.key[block])
-            parent_key.set(block, pool.parent_key[block])
-            publisher.set(block, pool.publisher[block])
-            tenant.set(block, pool.tenant[block])
+        changed = list(pool.rekeyed)
+        for keys, column in zip(self._keys, (pool.key, pool.parent_key), strict=True):
+            keys.follow(column, changed)
+        for names, column in zip(self._names, (pool.publisher, pool.tenant), strict=True):
+            names.follow(column, changed)
         pool.rekeyed.clear()
 
 
 def thaw(frozen: bytes) -> RunState:
     """The state that ``freeze`` copied. Its logs are empty."""
     with _no_search_for_garbage():
-        state, keys, names = pickle.loads(frozen)  # made by this process, in a file that nobody else can name
-        pool: PoolState | None = state.pool
-        if pool is not None:
-            pool.key, pool.parent_key = (_unpacked(*packed) for packed in keys)
-            pool.publisher, pool.tenant = (_named(*packed) for packed in names)
-            owners = pool.owners = [[] for _ in range(pool.num_blocks)]
-            for seq in state.sequences.values():
-                for block in seq.held:
-                    owners[block].append(seq.seq_id)
+        decompress = zstandard.ZstdDecompressor().decompress
+        # Made by this process, in a file that nobody else can name.
+        rest, *columns = map(decompress, pickle.loads(frozen))
+        state, rows, arrivals, finished, large, known = pickle.loads(rest)
+        state.sequences = {row[0]: SequenceState(**dict(zip(_ROW, row, strict=True))) for row in rows}
+        state.arrivals = {event.request_id: event for event in decode_many(arrivals)}
+        state.finished = RunState().finished
+        state.finished.extend(decode_many(finished))
+        if state.pool is not None:
+            _thaw_pool(state, iter(columns), large, known)
     return state
+
+
+def _thaw_pool(state: RunState, columns: Iterator[bytes], large: list[dict[int, int]], known: list[list[str]]) -> None:
+    pool = state.pool
+    assert pool is not None
+    for name in _NUMBERS:
+        column = getattr(pool, name)
+        if isinstance(column, array):
+            column.frombytes(next(columns))
+        else:
+            column += next(columns)
+    pool.key, pool.parent_key = (_key_list(next(columns), next(columns), some) for some in large)
+    pool.publisher, pool.tenant = (_name_list(next(columns), names) for names in known)
+    owners = pool.owners = [[] for _ in range(pool.num_blocks)]
+    for seq in state.sequences.values():
+        for block in seq.held:
+            owners[block].append(seq.seq_id)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ _WORDS: dict[str, Callable[[Decision], str]] = {
     "admitted": lambda d: f"admits {d[1]}, {counted(d[2], 'token')}{_need(d)}",
     "resumed": lambda d: f"takes {d[1]} back in, {counted(d[2], 'token')}{_need(d)}",
     "skipped": lambda d: (
-        f"refuses {d[1]}: {d[2].replace('_', ' ')}"
+        f"leaves {d[1]} waiting: {d[2].replace('_', ' ')}"
         + (f", needs {counted(d[4], 'block')}, {d[5]:,} there" if d[4] else "")
     ),
     "chunk": lambda d: f"computes {counted(d[2], 'token')} of {d[1]} from position {d[3]:,}",

@@ -101,10 +101,12 @@ class EventLog:
         """What a look at an attached server brought: news of it, and how many blocks it removed."""
         for line in state.attached.news if state.attached is not None else ():
             self._add(state, "SERVER", "", line)
-        if isinstance(event, KvEvents) and event.removed:
-            count = event.removed
-            text = f"{counted(count, 'block')} removed from the cache; for whom is not reported"
-            self._add(state, "EVICT", "", text)
+        if not isinstance(event, KvEvents):
+            return
+        for count, when in ((event.removed_late, " while the connection was lost"), (_now(event), "")):
+            if count:
+                text = f"{counted(count, 'block')} removed from the cache{when}; for whom is not reported"
+                self._add(state, "EVICT", "", text)
 
     def _step(self, event: StepEvent) -> None:
         evicted: dict[str, list[Decision]] = {}
@@ -150,6 +152,11 @@ class EventLog:
     def _append(self, step: int, t_ns: int, kind: str, who: str, text: str) -> None:
         self.version += 1
         self.lines.append(LogLine(self.version, step, t_ns, kind, who, text))
+
+
+def _now(event: KvEvents) -> int:
+    """Blocks removed as it was told, not while nobody listened."""
+    return event.removed - event.removed_late
 
 
 Maker = Callable[[Decision], tuple[str, str, str]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 
 from kvtop.engine.events import Decision, StepEvent
 from kvtop.state.model import RunState
 from kvtop.state.request_logs import Entry, RequestLog, known
 
-Keep = Callable[[RunState, StepEvent, Decision], None]
+Keep = Callable[[RunState, StepEvent, list[Decision]], None]
+"""(state, the step, its decisions of one kind in a row)"""
 
 
 def _log_of(state: RunState, seq_id: str) -> RequestLog | None:
@@ -127,9 +129,9 @@ def _beside_own(state: RunState, event: StepEvent, decision: Decision) -> None:
         log.add_beside(Entry(event.step, decision))
 
 
-def _publish(state: RunState, event: StepEvent, decision: Decision) -> None:
+def _publish(state: RunState, event: StepEvent, run: list[Decision]) -> None:
     if state.pool is not None:
-        state.cache.published(state.sequences, state.pool, decision, event.step)
+        state.cache.published(state.sequences, state.pool, run, event.step)
 
 
 def _host_load(state: RunState, event: StepEvent, decision: Decision) -> None:
@@ -140,38 +142,50 @@ def _cleared(state: RunState, event: StepEvent, decision: Decision) -> None:
     state.cache.ghosts.clear()  # the reset would have dropped them, too
 
 
-def _evict(state: RunState, event: StepEvent, decision: Decision) -> None:
-    if not decision[2]:
-        state.cache.evicted(decision[4], event.step, decision[1])
-    owner = (state.pool.publisher[decision[3]] or None) if state.pool is not None else None
-    log = _log_of(state, decision[1])
-    if log is not None:
-        log.add_eviction(decision, event.step, owner)
+def _evict(state: RunState, event: StepEvent, run: list[Decision]) -> None:
+    publisher, step, evicted = state.pool.publisher if state.pool is not None else None, event.step, state.cache.evicted
+    last, log = None, None
+    for decision in run:
+        if decision[1] != last:
+            last, log = decision[1], _log_of(state, decision[1])
+        if not decision[2]:
+            evicted(decision[4], step, last)
+        if log is not None:
+            log.add_eviction(decision, step, (publisher[decision[3]] or None) if publisher is not None else None)
+
+
+def _one_by_one(keep: Callable[[RunState, StepEvent, Decision], None]) -> Keep:
+    @wraps(keep)
+    def keep_run(state: RunState, event: StepEvent, run: list[Decision]) -> None:
+        for decision in run:
+            keep(state, event, decision)
+
+    return keep_run
 
 
 KEEP: dict[str, Keep] = {
-    "arrived": _arrived,
-    "rejected": _rejected,
-    "host_hit": _beside_own,
-    "lookup": _lookup,
-    "admitted": _admitted,
-    "resumed": _admitted,
-    "skipped": _skipped,
-    "forked": _forked,
-    "restarted": _restarted,
-    "chosen": _chosen,
-    "first_token": _own,
-    "preempted": _preempted,
-    "finished": _ended,
-    "aborted": _ended,
-    "share": _share,
-    "copy": _beside_own,
+    "arrived": _one_by_one(_arrived),
+    "rejected": _one_by_one(_rejected),
+    "host_hit": _one_by_one(_beside_own),
+    "lookup": _one_by_one(_lookup),
+    "admitted": _one_by_one(_admitted),
+    "resumed": _one_by_one(_admitted),
+    "skipped": _one_by_one(_skipped),
+    "forked": _one_by_one(_forked),
+    "restarted": _one_by_one(_restarted),
+    "chosen": _one_by_one(_chosen),
+    "first_token": _one_by_one(_own),
+    "preempted": _one_by_one(_preempted),
+    "finished": _one_by_one(_ended),
+    "aborted": _one_by_one(_ended),
+    "share": _one_by_one(_share),
+    "copy": _one_by_one(_beside_own),
     "publish": _publish,
     "evict": _evict,
-    "host_load": _host_load,
-    "cleared": _cleared,
+    "host_load": _one_by_one(_host_load),
+    "cleared": _one_by_one(_cleared),
 }
-"""Each is called after the decision has been folded into the pool and the sequences."""
+"""Each is called after the decisions have been folded into the pool and the sequences."""
 
 
 def end_step(state: RunState, event: StepEvent) -> None:

@@ -275,7 +275,7 @@ class RunState:
     @property
     def has_begun(self) -> bool:
         """There is something to look at: a pool, or an attached server."""
-        return self.pool is not None or self.attached is not None
+        return self.pool is not None or (self.attached is not None and self.attached.has_looked)
 
     def wait_reason(self, seq: SequenceState) -> tuple[str, str]:
         """Why ``seq`` waits now and on whom: ("", "") when it runs, ``head_of_line`` for all behind the head.

@@ -49,8 +49,9 @@ class Moments:
             case Observed() if state.attached is not None:
                 for line in state.attached.news:
                     self._add(state, "server", line)
-                if isinstance(event, KvEvents) and event.removed:
-                    self._evicted(state, event.t_ns, event.removed)
+                # What was removed while the connection was lost was not all removed now.
+                if isinstance(event, KvEvents) and (removed := event.removed - event.removed_late):
+                    self._evicted(state, event.t_ns, removed)
             case Paused(reason=reason) if reason:
                 self._add(state, "break", reason)
             case RunEnded(status=status):

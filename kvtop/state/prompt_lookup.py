@@ -90,5 +90,5 @@ def _fate(own: Sequence[int], is_found: bool, tree: PrefixTree, log: CacheLog) -
         return CACHED, None, ""
     if any(key in tree.block_of for key in own):
         return CUT_OFF, None, ""
-    gone = [end for key in own if (end := log.ghosts.get(key)) is not None]
-    return (EVICTED, *max(gone)) if gone else (UNKNOWN, None, "")
+    gone = [end for key in own for end in log.ends_of(key)]
+    return (EVICTED, *max(gone, key=lambda end: (end[0] or 0, end[1]))) if gone else (UNKNOWN, None, "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import nsmallest
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from kvtop.engine.events import (
@@ -25,11 +27,13 @@ from kvtop.engine.events import (
     Stalled,
     StepEvent,
 )
-from kvtop.state.attached_fold import fold_kv_events, fold_sample
-from kvtop.state.blocks import BLOCK_FOLDS, pool_of, settle
+from kvtop.state.attached import EXECUTOR
+from kvtop.state.attached_fold import attached_of, fold_kv_events, fold_sample
+from kvtop.state.block_runs import settle
+from kvtop.state.blocks import BLOCK_FOLDS, pool_of
 from kvtop.state.keep import KEEP, end_step
 from kvtop.state.model import RunState, SequenceState
-from kvtop.state.requests import REQUEST_FOLDS, StepNotes, add, fold_chunk, fold_emitted
+from kvtop.state.requests import REQUEST_FOLDS, StepNotes, add, fold_emitted
 
 
 def reduce(state: RunState, event: Event) -> RunState:
@@ -45,6 +49,11 @@ def reduce(state: RunState, event: Event) -> RunState:
 def _run_started(state: RunState, event: RunStarted) -> None:
     state.run_id, state.manifest, state.status = event.run_id, event.manifest, "running"
     state.notice, state.progress = "", None
+    if event.manifest.get("executor") == EXECUTOR:
+        attached_of(state)
+
+
+_KIND = itemgetter(0)
 
 
 def _step(state: RunState, event: StepEvent) -> None:
@@ -54,19 +63,15 @@ def _step(state: RunState, event: StepEvent) -> None:
     pool, sequences, step = state.pool, state.sequences, event.step
     if pool is not None:
         pool.now_ns = event.t_start_ns
-    block_fold, request_fold, keep_in_log = BLOCK_FOLDS.get, REQUEST_FOLDS.get, KEEP.get
-    for decision in event.decisions:
-        kind = decision[0]
-        if kind == "chunk":  # half of all decisions
-            fold_chunk(state, event, decision, notes)
-            continue
-        if fold := block_fold(kind):
+    for kind, decisions in groupby(event.decisions, _KIND):
+        run = list(decisions)
+        if fold := BLOCK_FOLDS.get(kind):
             if pool is not None:
-                fold(pool, sequences, decision, step)
-        elif fold := request_fold(kind):
-            fold(state, event, decision, notes)
-        if keep := keep_in_log(kind):
-            keep(state, event, decision)
+                fold(pool, sequences, run, step)
+        elif fold := REQUEST_FOLDS.get(kind):
+            fold(state, event, run, notes)
+        if keep := KEEP.get(kind):
+            keep(state, event, run)
     if event.emitted:
         fold_emitted(state, event.emitted, event.t_done_ns)
         if state.preempted_gaps.away:

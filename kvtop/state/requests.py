@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import wraps
 
 from kvtop.engine.events import Decision, StepEvent
 from kvtop.state.blocks import fill
@@ -20,7 +21,8 @@ class StepNotes:
     born: list[SequenceState] = field(default_factory=list)
 
 
-RequestFold = Callable[[RunState, StepEvent, Decision, StepNotes], None]
+RequestFold = Callable[[RunState, StepEvent, Iterable[Decision], StepNotes], None]
+"""(state, the step, its decisions of one kind in a row, notes)"""
 
 
 def _arrived(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
@@ -123,30 +125,53 @@ def _chosen(state: RunState, event: StepEvent, decision: Decision, notes: StepNo
             seq.wait_reason = ""
 
 
-def fold_chunk(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
-    _, seq_id, count, start = decision
-    seq = state.sequences.get(seq_id)
-    if seq is None:
-        return
-    seq.num_computed = end = start + count
-    run = seq.run
-    if run is not None and run.grows and count == 1 and event.step - run.step == run.count == start - run.decision[3]:
-        run.count += 1  # most of a run is this: it costs no call
-    elif (log := state.logs.live.get(seq.request_id)) is not None:
-        seq.run = log.add_chunk(decision, event.step, event.t_start_ns)
-    if start >= seq.high_water:
-        new = count
-    else:
-        new = max(0, end - seq.high_water)
-        notes.recomputed += count - new
-        seq.recomputed += count - new
-    notes.computed += new
+def fold_chunks(state: RunState, event: StepEvent, run: Iterable[Decision], notes: StepNotes) -> None:
+    """Chunks in a row: half of all decisions, most of them one token of a sequence that decodes."""
+    sequences, pool, step = state.sequences, state.pool, event.step
+    computed = 0
+    size, filled, mark = (pool.block_size, pool.filled, pool.dirty.add) if pool is not None else (0, (), set().add)
+    for decision in run:
+        _, seq_id, count, start = decision
+        seq = sequences.get(seq_id)
+        if seq is None:
+            continue
+        seq.num_computed = end = start + count
+        entry = seq.run
+        if (
+            entry is not None
+            and entry.grows
+            and count == 1
+            and step - entry.step == entry.count == start - entry.decision[3]
+        ):
+            entry.count += 1
+        elif (log := state.logs.live.get(seq.request_id)) is not None:
+            seq.run = log.add_chunk(decision, step, event.t_start_ns)
+        if start >= seq.high_water:
+            computed += count
+            seq.high_water = end
+        else:
+            computed += _computed_again(seq, count, end, notes)
+        if pool is None:
+            continue
+        if count == 1 and not seq.other_tables and (index := start // size) < len(table := seq.table):
+            block, want = table[index], end - index * size
+            if filled[block] < want:
+                filled[block] = want
+                mark(block)
+            continue
+        for table in seq.tables:
+            fill(pool, table, start, end)
+    notes.computed += computed
+
+
+def _computed_again(seq: SequenceState, count: int, end: int, notes: StepNotes) -> int:
+    """A chunk that begins below the highest position so far. Returns how many of its positions are new."""
+    new = max(0, end - seq.high_water)
+    notes.recomputed += count - new
+    seq.recomputed += count - new
     if new:
         seq.high_water = end
-    if state.pool is not None:
-        fill(state.pool, seq.table, start, end)
-        for table in seq.other_tables:
-            fill(state.pool, table, start, end)
+    return new
 
 
 def _first_token(state: RunState, event: StepEvent, decision: Decision, notes: StepNotes) -> None:
@@ -171,20 +196,29 @@ def _ended(state: RunState, event: StepEvent, decision: Decision, notes: StepNot
     notes.ended.append(decision[1])
 
 
+def _one_by_one(fold: Callable[[RunState, StepEvent, Decision, StepNotes], None]) -> RequestFold:
+    @wraps(fold)
+    def fold_run(state: RunState, event: StepEvent, run: Iterable[Decision], notes: StepNotes) -> None:
+        for decision in run:
+            fold(state, event, decision, notes)
+
+    return fold_run
+
+
 REQUEST_FOLDS: dict[str, RequestFold] = {
-    "arrived": _arrived,
-    "lookup": _lookup,
-    "admitted": _admitted,
-    "resumed": _resumed_sequence,
-    "skipped": _skipped,
-    "forked": _forked,
-    "restarted": _restarted,
-    "chosen": _chosen,
-    "chunk": fold_chunk,
-    "first_token": _first_token,
-    "preempted": _preempted,
-    "finished": _ended,
-    "aborted": _ended,
+    "chunk": fold_chunks,
+    "arrived": _one_by_one(_arrived),
+    "lookup": _one_by_one(_lookup),
+    "admitted": _one_by_one(_admitted),
+    "resumed": _one_by_one(_resumed_sequence),
+    "skipped": _one_by_one(_skipped),
+    "forked": _one_by_one(_forked),
+    "restarted": _one_by_one(_restarted),
+    "chosen": _one_by_one(_chosen),
+    "first_token": _one_by_one(_first_token),
+    "preempted": _one_by_one(_preempted),
+    "finished": _one_by_one(_ended),
+    "aborted": _one_by_one(_ended),
 }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -22,7 +21,7 @@ from kvtop.state.model import RunState
 
 RING_NS = 15 * 60 * 1_000_000_000
 FILE_BYTES = 256 << 20  # a file that is this long is followed by another; two are kept
-SEGMENT_WORK = 40_000
+SEGMENT_WORK = 60_000
 _EVENT_WORK = 25  # an event costs as much to fold as so many decisions, whatever it holds
 
 
@@ -133,7 +132,8 @@ class Ring:
     # Disk ----------------------------------------------------------------------------------------------------
 
     def _close(self, segment: Segment) -> None:
-        body = self._compressor.compress(b"".join(_packed(segment.frozen, encode(segment.events))))
+        events = self._compressor.compress(encode(segment.events))
+        body = b"".join((len(segment.frozen).to_bytes(8, "little"), segment.frozen, events))
         try:
             file = self._file_for(segment)
             file.file.seek(file.size)
@@ -168,21 +168,12 @@ class Ring:
     def _load(self, place: tuple[_File, int, int]) -> tuple[bytes, list[Event]]:
         file, offset, size = place
         file.file.seek(offset)
-        frozen, events = _unpacked(zstandard.ZstdDecompressor().decompress(file.file.read(size)))
-        return frozen, list(decode_many(events))
+        body = file.file.read(size)
+        end = 8 + int.from_bytes(body[:8], "little")
+        events = zstandard.ZstdDecompressor().decompress(body[end:])
+        return body[8:end], list(decode_many(events))
 
 
 def _close_files(files: list[_File]) -> None:
     for file in files:
         file.file.close()
-
-
-def _packed(frozen: bytes, events: bytes) -> Iterator[bytes]:
-    yield len(frozen).to_bytes(8, "little")
-    yield frozen
-    yield events
-
-
-def _unpacked(body: bytes) -> tuple[bytes, bytes]:
-    end = 8 + int.from_bytes(body[:8], "little")
-    return body[8:end], body[end:]

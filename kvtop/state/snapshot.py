@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtop.state.attached_numbers import servers_json, streams_json, to_json
+from kvtop.state.attached_json import servers_json, streams_json, to_json
 from kvtop.state.findings import findings
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, read_all
@@ -51,7 +51,11 @@ def snapshot(state: RunState) -> dict[str, Any]:
         ],
         "attached": None
         if state.attached is None
-        else {"servers": servers_json(state), "kv_events": streams_json(state.attached)},
+        else {
+            "servers": servers_json(state),
+            "kv_events": streams_json(state.attached),
+            "troubles": state.attached.troubles,
+        },
         "paused_by": state.paused_by or None,
         "stalled": state.stalled or None,
         "error": state.error or None,

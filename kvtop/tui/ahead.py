@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kvtop.tui.screens import SCREENS, ScreenEntry
-from kvtop.tui.screens.base import FrameScreen
+from kvtop.tui.screens.frame_screen import FrameScreen
 
 if TYPE_CHECKING:
     from kvtop.tui.app import KvtopApp

@@ -25,10 +25,12 @@ from kvtop.tui.commands import KvtopCommands, change
 from kvtop.tui.device_watch import DeviceWatch
 from kvtop.tui.feed import FOLD_BUDGET_S, Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
+from kvtop.tui.pace import Pace
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.ask import AskScreen
-from kvtop.tui.screens.base import FrameScreen, PanelScreen
+from kvtop.tui.screens.base import PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
+from kvtop.tui.screens.frame_screen import FrameScreen
 from kvtop.tui.suspend import suspend_on_signals
 from kvtop.tui.terminal import exit_on_signals
 from kvtop.tui.theme import DEFAULT, PALETTES, themes
@@ -105,14 +107,13 @@ class KvtopApp(App[None]):
         self.breakpoints: list[str] = []
         self.selected: dict[str, str | int] = {}  # kind of thing (request, block, prefix) -> which one was chosen last
         self._native: deque[str] = native if native is not None else deque(maxlen=1)
-        self._sharing = Sharing()
+        self._sharing, self.pace = Sharing(), Pace()
         self._shown: tuple[object, ...] = ()
         self._shown_on: Screen | None = None  # who was given the last frame
         self._screens: dict[str, FrameScreen] = {}
         self._way: list[tuple[str, int | None]] = []  # screens left by a lead, and the step looked at (None: live)
-        self._signals = signals
         self._last_ctrl_c = -CTRL_C_WINDOW_S
-        self._told_end = False
+        self._signals, self._told_end = signals, False
         self._start_speed: float | None = speed if replay else None  # until the first step is there to start from
         self._ticked_s = time.monotonic()
         self._input_s = -KEY_WINDOW_S  # when a key or the mouse was pressed last
@@ -158,7 +159,8 @@ class KvtopApp(App[None]):
         self._fold_slice()
         self.feed.follow_clock()
         self._play()
-        self._show()
+        if self.pace.is_due:
+            self._show()
         self._tell_end()
 
     def _fold_slice(self) -> None:
@@ -175,7 +177,7 @@ class KvtopApp(App[None]):
         if not self.is_running:
             return
         self._fold_slice()
-        if not self._catching_up:
+        if not self._catching_up and self.pace.is_due:
             self._show()
             self._tell_end()
 
@@ -210,9 +212,9 @@ class KvtopApp(App[None]):
             if self.feed.end.status == "failed" and not self.is_replay:
                 self.action_failure()
 
-    def show_now(self) -> None:
-        """Show what has just been changed by hand: the cursor, a selection."""
-        self._show()
+    def show_now(self, force: bool = False) -> None:
+        """Show what has just been changed by hand: the cursor, a selection, the screen itself (``force``)."""
+        self._show(force)
 
     def _show(self, force: bool = False) -> None:
         """Give a frame to the active screen. A dialog on top leaves changes collected until it is closed."""
@@ -242,12 +244,10 @@ class KvtopApp(App[None]):
             state, self.timeline, dirty, whole, self._sharing, dict(self.selected), native, self.is_replay, read,
             self.feed.prompt,
         )  # fmt: skip
+        self.pace.begin(screen)
         with self.batch_update():
             screen.show_frame(frame)
         dirty.clear()
-
-    def on_screen_resume(self) -> None:
-        self._show(force=True)
 
     # Screens and what is selected ----------------------------------------------------------------------------
 
@@ -340,12 +340,12 @@ class KvtopApp(App[None]):
     @property
     def _has_steps(self) -> bool:
         """Something to start a replay from: a step, or a look at an attached server."""
-        return self.state.last_step is not None or self.state.attached is not None
+        return self.state.last_step is not None or (self.state.attached is not None and self.state.has_begun)
 
     @property
     def _has_engine(self) -> bool:
         """There is one that takes commands: none in a recording, none of an attached server's."""
-        return not self.is_replay and self.state.attached is None and self.state.manifest.get("executor") != "attached"
+        return not self.is_replay and self.state.attached is None
 
     def send_command(self, command: Command) -> None:
         self.session.send(command)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from kvtop.state.attached import Attached, Row
-from kvtop.state.attached_numbers import LATENCIES, Reading, read_number
+from kvtop.state.attached_numbers import LATENCIES, read_number
+from kvtop.state.attached_reading import Reading, no_events, range_text
+from kvtop.state.attached_sums import servers_part
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, PARTS, Number
 from kvtop.tui import glyphs
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.text import clean, duration, fit, measured, plural, short, whole
-from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.tui.widgets.lines import Line, cut, width_of
 
 COLUMN = 38  # cells of a number with its truth
 CHARTS: dict[str, tuple[str, str]] = {
@@ -33,14 +37,6 @@ def told(state: RunState, number: Number) -> tuple[str, str]:
     return measured(reading.value, number.unit), reading.truth
 
 
-def range_text(low: float, high: float | None) -> str:
-    """``<=300 ms``, ``1-2.5 s``, ``>60 s``: ends of a bucket, in ns, as the server has chosen them."""
-    scale, unit = (1e9, "s") if (high if high is not None else low) >= 1e9 else (1e6, "ms")
-    if high is None:
-        return f">{low / scale:g} {unit}"
-    return f"{low / scale:g}-{high / scale:g} {unit}" if low else f"<={high / scale:g} {unit}"
-
-
 def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, height: int) -> list[Line]:
     """What the panel ``title`` says of attached servers: its numbers, a chart where there is room, what is missing."""
     state = frame.state
@@ -48,6 +44,10 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
     readings = {name: read_number(state, name) for name in names}
     told_ones = [(NUMBERS[name], reading) for name, reading in readings.items() if reading.value is not None]
     columns = max(1, min(4, (width + 2) // COLUMN))
+    while columns > 1 and any(_room_for(reading) > width // columns for _, reading in told_ones):
+        if len(told_ones) > (columns - 1) * (height - 1):
+            break  # in fewer columns some would not be seen at all
+        columns -= 1
     cell = width // columns
     cells = [_cell(number, reading, cell if columns > 1 else width) for number, reading in told_ones]
     out = [_beside(cells[start : start + columns], cell) for start in range(0, len(cells), columns)]
@@ -63,8 +63,22 @@ def _cell(number: Number, reading: Reading, width: int) -> Line:
     style = value_style(reading)
     label = f"{fit(number.title, 14)} " if width >= 34 else f"{fit(number.title, 11)} "
     line: Line = [(label, "soft"), (f"{text:>13}", style)]
-    truth: Line = [(f"  {reading.truth}", "warn" if style == "faint" else "faint")]
-    return [*line, *truth] if width_of(line) + width_of(truth) <= width else line
+    truth: Line = [(f"  {reading.truth}", "warn" if is_less(reading) else "faint")]
+    if width_of(line) + width_of(truth) <= width:
+        return [*line, *truth]
+    # No room: a figure that is less than it seems still says so, in a word.
+    word: Line = [(f" {re.split('[ :,]', reading.truth)[0]}", "warn")] if is_less(reading) else []
+    return [*cut(line, max(0, width - width_of(word))), *word]
+
+
+def _room_for(reading: Reading) -> int:
+    """Cells of a figure whose truth must not be left out."""
+    return 30 + len(reading.truth) if is_less(reading) else 0
+
+
+def is_less(reading: Reading) -> bool:
+    """It is old, left over, or not of all engines."""
+    return reading.truth.startswith(("stale", "still", "partial"))
 
 
 def _beside(cells: list[Line], width: int) -> Line:
@@ -125,10 +139,22 @@ def look_lanes(frame: Frame, width: int, height: int) -> list[Line]:
     return [*out, [(steps, "soft")]][:height]
 
 
+def no_blocks(state: RunState) -> str:
+    """Why no cached block is shown: what is missing to know them, or that there is none."""
+    why = no_events(state)
+    return f"not reported: {why}" if why else "no block is cached, as far as KV events tell"
+
+
+def no_regrets(state: RunState) -> str:
+    """Why nothing is shown as wanted again."""
+    why = no_events(state)
+    return f"not reported: {why}" if why else "nothing that was evicted has been wanted again"
+
+
 def block_legend(state: RunState) -> Line:
     """Of the logical map."""
     if state.pool is None:
-        return [("not reported: kvtop needs --kv-events", "soft")]
+        return [(no_blocks(state), "soft")]
     return [
         (f"{glyphs.IDLE} ", "idle"),
         ("cached (in use or not is not reported)  ", "soft"),
@@ -143,17 +169,22 @@ def latency_lines(frame: Frame, width: int, height: int) -> list[Line]:
     cell = max(9, (width - 9) // 3)
     out: list[Line] = [[(f"{'':<5}{'p50':>{cell}}{'p95':>{cell}}{'p99':>{cell}}{'n':>4}", "faint")]]
     gone: dict[str, list[str]] = {}
+    less: dict[str, list[str]] = {}
     for key in LATENCIES:
         n = read_number(state, f"latency.{key}_n")
         if not isinstance(n.value, int | float):
             gone.setdefault(n.missing, []).append(key)
             continue
+        if n.truth.startswith("partial"):
+            less.setdefault(n.truth, []).append(key)
         line: Line = [(f"{'queue' if key == 'queue' else key.upper():<5}", "title")]
         for part in PARTS:
             reading = read_number(state, f"latency.{key}_{part}_ns")
             text = "-" if reading.lo is None else range_text(reading.lo, reading.hi).replace(" ", "")
             line.append((f"{text:>{cell}}", value_style(reading)))
         out.append([*line, (f"{short(n.value):>4}" if n.value < 1000 else f" {short(n.value)}", value_style(n))])
+    notes: list[Line] = [[(truth, "warn"), (f": {', '.join(keys)}", "soft")] for truth, keys in less.items()]
+    out = [*out[: max(1, height - len(notes))], *notes]
     out += [[("n/a ", "warn"), (f"{', '.join(keys)}: {clean(why)}", "soft")] for why, keys in gone.items()]
     return out[:height]
 
@@ -164,11 +195,14 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
     assert attached is not None
     out: list[Line] = []
     for server in attached.servers.values():
-        age = "never answered" if server.t_ok_ns is None else f"{max(0, state.t_ns - server.t_ok_ns) / 1e9:.0f} s old"
+        age = f"{max(0, state.t_ns - (server.t_ok_ns or 0)) / 1e9:.0f} s old"
         out.append([("metrics  ", "soft"), (clean(server.name), "text"), (f"  {server.kind or '-'}  ", "soft")])
-        out[-1] += (
-            [(clean(server.problem), "bad")] if server.problem else [(f"ok, {age}, {duration(server.took_ns)}", "good")]
-        )
+        if server.problem:
+            out[-1] += [(clean(server.problem), "bad")]
+        elif server.t_ok_ns is None:
+            out[-1] += [("no answer yet", "warn")]
+        else:
+            out[-1] += [(f"ok, {age}, {duration(server.took_ns)}", "good")]
         for engine in server.engines.values() if len(server.engines) > 1 else ():
             used = engine.last.gauges.get("usage")
             share = "-" if used is None else f"{100 * used:.1f} %"
@@ -182,9 +216,10 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
         if stream.num_orphans:
             line += [(f"  {1 - stream.num_orphans / max(1, stream.num_cached):.0%} of the tree hangs together", "warn")]
         out.append(line)
-    if not attached.streams:
-        what = "no message yet" if state.manifest.get("kv_events") else "not listened to: --kv-events tcp://HOST:PORT"
-        out.append([("events   ", "soft"), (what, "soft")])
+    for endpoint, problem in attached.troubles.items():
+        out.append([("events   ", "soft"), (f"{clean(endpoint)}: ", "text"), (clean(problem), "bad")])
+    if not attached.streams and not attached.troubles:
+        out.append([("events   ", "soft"), (no_events(state), "soft")])
     return out[:height]
 
 
@@ -198,6 +233,8 @@ def source_note(state: RunState) -> Line:
         return [("no answer" if age is None else f"stale {age / 1e9:.0f} s", "warn")]
     if any(engine.stands_still for engine in attached.engines):
         return [("stands still", "warn")]
+    if part := servers_part(attached):
+        return [(f"partial: {part}", "warn")]
     return [("events partial", "warn")] if attached.partial else []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import signal
+from contextlib import suppress
 
 from aiohttp import web
 from textual_serve.server import Server
@@ -55,8 +57,24 @@ class Page(Server):
         """Not every request: only what goes wrong."""
         logging.basicConfig(level="WARNING", format="%(message)s")
 
-    async def on_startup(self, app: web.Application) -> None:
+    def serve(self, debug: bool = False) -> None:
+        """Serve until Ctrl+C or SIGTERM. The address is told once connections are taken there, which is later than the
+        base class would."""
+        self.debug = debug
+        self.initialize_logging()
+        loop = asyncio.new_event_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows
+                loop.add_signal_handler(number, self.request_exit)
+        app = self._make_app()
+        web.run_app(app, host=self.host, port=self.port, handle_signals=False, loop=loop, print=self._tell)
+
+    def _tell(self, listening: str) -> None:
+        """Called by aiohttp, in its own words, when the socket listens."""
         print(f"kvtop is at {self.public_url} (Ctrl+C ends it)", flush=True)
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Nothing is to be told yet."""
 
     async def on_shutdown(self, app: web.Application) -> None:
         """End what runs behind open pages, while there is a loop to do it in."""

@@ -89,3 +89,21 @@ def exit_on_signals(app: App) -> None:
 def has_terminal() -> bool:
     """Whether it is still there. Asks the terminal itself: of one that was closed nothing can be asked any more."""
     return sys.__stdin__ is not None and sys.__stdin__.isatty()
+
+
+def toggle_mouse(app: App) -> bool | None:
+    """Give the mouse to the terminal, which selects and copies with it then, or take it back.
+
+    Whether it is the application's now; None: the driver has no way to do it, and nothing has changed.
+    """
+    driver = app._driver  # no public way leads to it
+    enable, disable = (getattr(driver, f"_{what}_mouse_support", None) for what in ("enable", "disable"))
+    if driver is None or enable is None or disable is None:
+        return None
+    if driver._mouse:
+        disable()
+        driver._mouse = False  # after a suspension, too
+    else:
+        driver._mouse = True
+        enable()
+    return driver._mouse

@@ -6,6 +6,8 @@ import unicodedata
 
 from rich.cells import cell_len, set_cell_size
 
+from kvtop.values_in_text import kept_whole
+
 _DROPPED = frozenset(("Cc", "Cf", "Cs", "Co", "Cn"))  # controls, bidi and zero width, surrogates, private, unassigned
 _SPACES = frozenset("\t\n\r\x0b\x0c\x85\u2028\u2029")
 
@@ -24,12 +26,17 @@ def _is_variation(char: str) -> bool:
 
 
 def fit(text: str, width: int, align: str = "left") -> str:
-    """``text`` in exactly ``width`` cells: padded, or cut with an ellipsis at the end."""
+    """``text`` in exactly ``width`` cells: padded, or cut with an ellipsis at the end, before a value or behind it."""
     length = cell_len(text)
     if length > width:
-        return "" if width <= 0 else set_cell_size(text, width - 1) + "…"
+        return "" if width <= 0 else set_cell_size(text[: kept_in(text, width - 1)] + "…", width)
     pad = " " * (width - length)
     return pad + text if align == "right" else text + pad
+
+
+def kept_in(text: str, width: int) -> int:
+    """How many characters of ``text`` stay where it is cut to ``width`` cells; no value is split from its unit."""
+    return kept_whole(text, len(set_cell_size(text, width)))
 
 
 def whole(number: int) -> str:

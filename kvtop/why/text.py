@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-
+from kvtop.values_in_text import wrap
 from kvtop.why.facts import Facts
 from kvtop.why.lines import Line
 from kvtop.workloads.words import counted
@@ -38,7 +37,7 @@ def _row(cells: tuple[str, str, str], text: str, sizes: list[int], several: bool
     left += f"{cells[2].ljust(sizes[2])}  " if several else ""
     if width is None or width - len(left) < _NARROWEST:
         return [(left + text).rstrip()]
-    wrapped = textwrap.wrap(text, width - len(left), break_long_words=False) or [""]
+    wrapped = wrap(text, width - len(left), break_long_words=False) or [""]
     return [(left + wrapped[0]).rstrip(), *(" " * len(left) + part for part in wrapped[1:])]
 
 

@@ -4,8 +4,9 @@
 
 Alternating runs of the torch executor, everything queued at the start. Unwatched: the engine steps in a process of its
 own with the null recorder. Watched: ``kvtop live`` as users start it (engine in a child process, events over the pipe,
-the TUI on a pseudo terminal of 120x40 that somebody reads). Both times run from the first step's start to the last
-step's end. Both steps and tokens must be the same in all runs.
+the TUI on a pseudo terminal of 120x40 that somebody reads). Bare: the same without screens made ready
+(``kvtop.tui.ahead``), which is done once, in the first seconds. All times run from the first step's start to the last
+step's end. Steps and tokens must be the same in all runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from statistics import median
 
 WIDTH, HEIGHT = 120, 40
 NUM_BLOCKS = 512
+ROLES = ("unwatched", "watched", "bare")
 
 
 def run_spec(model: str, requests: int):
@@ -66,7 +68,7 @@ def unwatched(model: str, requests: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - begin, "steps": engine.num_steps, "tokens": tokens}
 
 
-def watched(model: str, requests: int, answer: Path) -> None:
+def watched(model: str, requests: int, answer: Path, is_bare: bool) -> None:
     """Body of the process that shows the TUI; quits when the run has ended."""
     from kvtop.engine.events import Event, RunEnded, StepEvent
     from kvtop.run.session import RunSession
@@ -89,6 +91,10 @@ def watched(model: str, requests: int, answer: Path) -> None:
                     os.kill(os.getpid(), signal.SIGTERM)
             return events
 
+    if is_bare:
+        import kvtop.tui.app
+
+        kvtop.tui.app.Ahead = lambda app: None  # type: ignore[misc,assignment]
     run_app(Watch(run_spec(model, requests)))
 
 
@@ -123,37 +129,39 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--model", default="default")
     parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--role", choices=("unwatched", "watched"), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role == "unwatched":
         arguments.answer.write_text(json.dumps(unwatched(arguments.model, arguments.requests)))
         return
-    if arguments.role == "watched":
-        watched(arguments.model, arguments.requests, arguments.answer)
+    if arguments.role is not None:
+        watched(arguments.model, arguments.requests, arguments.answer, arguments.role == "bare")
         return
-    ratios, work = [], set()
-    print("| pair | unwatched s | watched s | watched / unwatched |\n|---|---|---|---|")
+    ratios: dict[str, list[float]] = {"watched": [], "bare": []}
+    work = set()
+    print("| pair | unwatched s | watched s | bare s | watched / unwatched | bare / unwatched |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="kvtop-watched-") as folder:
         for pair in range(arguments.pairs):
             seconds = {}
-            roles = ("unwatched", "watched") if pair % 2 == 0 else ("watched", "unwatched")
-            for role in roles:
+            for role in ROLES if pair % 2 == 0 else reversed(ROLES):
                 answer = Path(folder) / f"{role}-{pair}.json"
                 command = [sys.executable, __file__, "--model", arguments.model]
                 command += ["--requests", str(arguments.requests), "--role", role, "--answer", str(answer)]
-                if role == "watched":
+                if role != "unwatched":
                     on_a_terminal(command)
                 else:
                     subprocess.run(command, check=True)
-                found = json.loads(answer.read_text())
-                seconds[role] = found["seconds"]
-                work.add((found["steps"], found["tokens"]))
-            ratios.append(seconds["watched"] / seconds["unwatched"])
-            print(
-                f"| {pair + 1} | {seconds['unwatched']:.2f} | {seconds['watched']:.2f} | {ratios[-1]:.3f} |", flush=True
-            )
-    print(f"\nmedian {median(ratios):.3f} (n = {len(ratios)}); steps and output tokens of all runs: {sorted(work)}")
+                told = json.loads(answer.read_text())
+                seconds[role] = told["seconds"]
+                work.add((told["steps"], told["tokens"]))
+            for role, of_role in ratios.items():
+                of_role.append(seconds[role] / seconds["unwatched"])
+            cells = [f"{seconds[role]:.2f}" for role in ROLES] + [f"{found[-1]:.3f}" for found in ratios.values()]
+            print(f"| {pair + 1} | {' | '.join(cells)} |", flush=True)
+    medians = ", ".join(f"{role} {median(of_role):.3f}" for role, of_role in ratios.items())
+    print(f"\nmedian {medians} (n = {arguments.pairs}); steps and output tokens of all runs: {sorted(work)}")
 
 
 if __name__ == "__main__":

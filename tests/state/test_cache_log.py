@@ -84,6 +84,7 @@ def test_regrets_are_the_evicted_tokens_that_were_computed_again(name: str, seed
             expected += [(d[1], d[3], d[2], d[4], d[5]) for d in event.decisions if d[0] == "lookup"]
     found: Counter[tuple[str, int, str]] = Counter()
     for row in state.cache.regrets:
+        assert row.evicted_step is not None
         found[row.seq_id, row.evicted_step, row.evicted_by] += row.tokens
     assert found == model.regrets
     assert state.cache.regret_tokens == sum(found.values())
@@ -148,4 +149,4 @@ def test_only_so_many_ghosts_are_kept(monkeypatch):
         log.evicted(key, key, "r")
         assert len(log.ghosts) <= 20
     assert list(log.ghosts)[-1] == 99
-    assert min(log.ghosts) >= 79
+    assert set(log.ghosts) <= set(range(79, 100))

@@ -108,3 +108,32 @@ async def test_the_screen_is_drawn_on_while_a_module_is_imported(monkeypatch):
         end.set()
         await made(pilot, app)
         assert imported == [*(entry.module for entry in LATER), "numpy"]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_what_a_screen_shows_comes_with_it_and_not_with_the_next_tick(is_made, monkeypatch):
+    monkeypatch.setattr(KvtopApp, "is_at_rest", is_made)
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await (made(pilot, app) if is_made else settled(pilot))
+        app.tick = lambda: None  # type: ignore[method-assign]
+        monkeypatch.setattr(KvtopApp, "tick", lambda self: None)
+        for timer in list(app._timers):
+            timer.stop()
+        shown: list[str] = []
+        display = app._display
+
+        def noted(screen, update) -> None:
+            display(screen, update)
+            if screen is app.screen and update is not None:
+                shown.append(screen_text(app))
+
+        monkeypatch.setattr(app, "_display", noted)
+        for entry in LATER:
+            shown.clear()
+            await pilot.press(entry.key)
+            await pilot.pause(0.2)
+            assert f"kvtop {entry.key} {entry.name[:3]}" in shown[-1], entry.name
+            if is_made:  # nothing of it is seen without its figures
+                assert f"kvtop {entry.key} {entry.name[:3]}" in shown[0], (entry.name, shown[0])
+                assert "q quit" in shown[0].splitlines()[-1]

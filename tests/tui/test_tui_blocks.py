@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -213,9 +214,12 @@ async def test_a_map_that_fell_silent_puts_its_blocks_in_their_places(monkeypatc
         block_map = app.screen.query_one(BlockMap)
         assert block_map.view.order_name == "age"
         await settled(pilot, *recorded()[-60:])
-        await pilot.pause(0.5)
-        pool = app.state.pool
+        pool, deadline_s = app.state.pool, time.monotonic() + 30
         assert pool is not None
-        assert block_map.view.order is not None
-        ages = [pool.since_step[b] for b in block_map.view.order.tolist() if pool.state[b] != FRESH]
-        assert ages == sorted(ages)
+        while True:
+            assert block_map.view.order is not None
+            ages = [pool.since_step[b] for b in block_map.view.order.tolist() if pool.state[b] != FRESH]
+            if ages == sorted(ages):
+                break
+            assert time.monotonic() < deadline_s
+            await pilot.pause(0.05)

@@ -74,6 +74,19 @@ async def test_a_hidden_screen_is_not_drawn_and_catches_up_when_it_is_shown(monk
         assert table.ids != before
 
 
+async def test_a_screen_shown_again_draws_only_rows_that_differ(monkeypatch):
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await go(pilot, "4", "1")
+        drawn = count_renders(monkeypatch)
+        await go(pilot, "4", "1")
+        assert len(drawn) < 12, drawn  # of some eighty rows: the footer, and what the focus marks
+        drawn.clear()
+        await go(pilot, "t")  # a look that is another
+        assert len(drawn) > 30
+
+
 def big_pool(num_blocks: int) -> list:
     key = Keyframe(step=1, t_ns=1, num_blocks=num_blocks, block_size=16, blocks=[], sequences=[], totals={})
     return [RunStarted(run_id="r", manifest={}), key]

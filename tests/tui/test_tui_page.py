@@ -41,25 +41,12 @@ async def served(folder: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str
         assert server.stdout is not None
         line = await asyncio.to_thread(server.stdout.readline)
         assert line.decode() == f"kvtop is at http://127.0.0.1:{port} (Ctrl+C ends it)\n"
-        await listening(port)  # the line comes a moment before
         async with aiohttp.ClientSession() as http:
             yield http, f"127.0.0.1:{port}", server
     finally:
         if server.poll() is None:
             server.terminate()
             server.communicate(timeout=10)
-
-
-async def listening(port: int) -> None:
-    """Wait until connections are taken; whoever calls bounds the time."""
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.05)
-        else:
-            writer.close()
-            return
 
 
 async def read_until(page: aiohttp.ClientWebSocketResponse, wanted: bytes) -> bytes:

@@ -100,6 +100,24 @@ def test_an_old_terminal_without_colours_utf_8_or_a_mouse(terminal, tmp_path):
     assert list(tmp_path.iterdir()) == []  # nothing is written where the user stands
 
 
+@pytest.mark.parametrize("flags", [(), ("nomouse",)])
+def test_the_mouse_goes_to_the_terminal_and_comes_back(terminal, flags):
+    """Before it is anybody's but the terminal's, nothing can be selected and copied there."""
+    screen = terminal(*flags)
+    screen.read_until(b"Findings")
+    on, off = b"\x1b[?1003h", b"\x1b[?1003l"
+    assert (on in screen.output) == (not flags)
+    for code in (on, off) if flags else (off, on, off):
+        screen.output = b""
+        screen.press(b"M")
+        screen.read_until(code)
+    screen.output = b""
+    screen.press(b"1q")
+    assert screen.wait() == 0
+    assert on not in screen.output
+    os.close(screen.master)
+
+
 @pytest.mark.parametrize("key", [b"1", b"2", b"4"])
 def test_a_busy_screen_stays_below_what_a_slow_line_carries(terminal, key):
     screen = terminal("busy")

@@ -12,7 +12,9 @@ from kvtop.engine.events import Command, Event
 from kvtop.results.recording import read_frames
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.device_watch import Device
-from kvtop.tui.panels import findings as findings_panel
+from kvtop.tui.pace import Pace
+from kvtop.tui.panels import findings, life
+from kvtop.tui.screens import latency, why
 
 
 class FakeDevices:
@@ -48,6 +50,12 @@ class FakeSession:
         self.stopped = True
 
 
+class Unpaced(Pace):
+    """Every frame is drawn at once, however long the one before took."""
+
+    is_due = True  # type: ignore[assignment]
+
+
 @cache
 def recorded() -> tuple[Event, ...]:
     """The events of the recorded run, in order."""
@@ -55,10 +63,13 @@ def recorded() -> tuple[Event, ...]:
 
 
 def app_with(events: Iterable[Event] = (), **options) -> KvtopApp:
-    """An application over a fake session that polls fast."""
-    app = KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), **options)
+    """An application over a fake session that polls fast. A recording stands at its start unless a test plays it:
+    how far it had come, and how wide the number of its step is, would be the machine's doing."""
+    app = KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), speed=options.pop("speed", 0.0), **options)
     app.devices = FakeDevices()  # type: ignore[assignment]
-    findings_panel._SHARE = 0  # no finding is older than what stands beside it
+    for module in (findings, life, why, latency):
+        vars(module)["_SHARE"] = 0  # nothing is older than what stands beside it, however long it took to work out
+    app.pace = Unpaced()
     app.feed.cpu_clock = app.feed.wall_clock = lambda: 0.0
     return app
 

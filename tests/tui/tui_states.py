@@ -17,6 +17,7 @@ from kvtop.engine.events import Event, Paused, RunStarted, StepEvent
 from kvtop.engine.recorder import Recorder
 from kvtop.engine.types import RequestSpec, SamplingParams
 from kvtop.run.breakpoints import Stops
+from kvtop.tui import intervals
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.compare_app import CompareApp
 from kvtop.tui.feed import time_of
@@ -131,6 +132,7 @@ def app_in(state: State) -> KvtopApp:
 def pair_in(state: State) -> CompareApp:
     """The same with two runs side by side."""
     fcfs, sjf = state.pair()
+    intervals._SHARE = 0  # worked out anew for each moment, however long that takes
     app = CompareApp(Lanes([("fcfs", FakeSession(fcfs)), ("sjf", FakeSession(sjf))]), hz=50.0)
     app.devices = FakeDevices()  # type: ignore[assignment]
     return app
@@ -157,7 +159,7 @@ async def compared(pilot: Pilot) -> None:
         assert app._exception is None, app._exception
         await pilot.pause(0.03)
     panel = app.screen.query_one(VersusPanel)
-    for _ in range(400):
+    for _ in range(4_000):
         app.show_now()
         await pilot.pause(0.05)
         moment = tuple(lane.timeline.view.t_ns for lane in panel.pair() or ())

@@ -41,6 +41,8 @@ class Panel(Vertical):
     A panel is given frames while its screen is active, and again when its size changes; it draws no other time.
     """
 
+    BLANK = True  # itself: its children cover it
+
     TITLE: ClassVar[str] = ""
     QUESTION: ClassVar[str] = ""  # what the panel answers, ending in a question mark
     HELP: ClassVar[str] = ""  # for the help screen: what is shown, what to do with it

@@ -7,11 +7,13 @@ from collections import Counter
 from kvtop.state.eviction_order import KEYS, policy_of
 from kvtop.state.model import FRESH, IDLE, NOT_KNOWN, USED, WITHHELD, PoolState, RunState
 from kvtop.state.step_times import ago
+from kvtop.tui.attached import no_blocks
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, duration, join_fitting, percent, plural, whole
 from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.values_in_text import wrap
 
 NARROW = 60  # cells: below it a fact a line
 _LABEL = 10
@@ -46,7 +48,7 @@ group      the KV group whose table holds it"""
         """A logical block: which number it has on the server, who holds it, and how often, is not reported."""
         pool, block = frame.state.pool, self.view.cursor
         if pool is None or block >= pool.num_blocks:
-            return [[("not reported: kvtop needs --kv-events", "soft")]]
+            return [[(part, "soft")] for part in wrap(no_blocks(frame.state), max(20, width))]
         known = ("block", "tokens", "key", "prefix", "age", "group") if pool.key[block] is not None else ("block",)
         facts = [(name, line) for name, line in self._facts(frame.state, pool, block, width - _LABEL) if name in known]
         facts.insert(1, ("state", [("cached", "idle") if pool.key[block] is not None else ("nothing cached", "text")]))

@@ -6,6 +6,7 @@ from textual import on
 from textual.app import ComposeResult
 
 from kvtop.state.block_history import BlockEvent, BlockHistory
+from kvtop.tui.attached import no_blocks
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
@@ -56,7 +57,7 @@ the next, until f is pressed again."""
             return what
         if history.is_whole and not history.first_step:
             return what
-        return [*what, (f"from {history.first_step:,}{'' if history.is_whole else '...'}", "soft")]
+        return [*what, (f"from step {history.first_step:,}{'' if history.is_whole else '...'}", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
         if self.history is None or self.history.ring is not frame.timeline.ring:
@@ -65,12 +66,18 @@ the next, until f is pressed again."""
         self.history.look_at(self.view.cursor)
         self.history.update(further=not moved)  # while the cursor moves on, only the newest part is looked at
         entries = self.history.entries(frame.state.step)
-        made = (self.view.cursor, len(entries), frame.state.step if not frame.timeline.at_live else None)
+        no_pool = frame.state.attached is not None and frame.state.pool is None
+        self.table.empty_text = no_blocks(frame.state) if no_pool else "nothing so far"
+        made = (
+            self.view.cursor,
+            self.table.empty_text,
+            len(entries),
+            frame.state.step if not frame.timeline.at_live else None,
+        )
         if made != self._made:
             self._made = made
             self._shown = entries
             rows = {str(number): entry for number, entry in reversed(list(enumerate(entries)))}
-            self.table.empty_text = "nothing so far"
             self.table.set_rows(list(rows), lambda row: cells(rows[row]))
         self._show_title()
         if not self.history.is_whole and not self._looks_further:

@@ -37,7 +37,7 @@ shared prefix is the share of each sequence that all others have too: the
 fit table shows what fits only thanks to it. Nothing here needs an engine;
 kvtop calc answers the same on the command line."""
     BINDINGS = [
-        Binding("left,h", "turn(-1)", "turn", key_display="left", tooltip="the choice before"),
+        Binding("left,h", "turn(-1)", "change", key_display="← →", tooltip="the choice before (right: after)"),
         Binding("right", "turn(1)", show=False, tooltip="the next choice"),
         Binding("enter", "type", "type", key_display="enter", tooltip="type a value"),
         Binding("l", "load", "from engine", tooltip="model, dtype and block size of the engine that runs"),
@@ -55,6 +55,9 @@ kvtop calc answers the same on the command line."""
 
     def compose_body(self) -> ComposeResult:
         yield LineTable([Column("", 17), Column("", 0)], header=False)
+
+    def attached_note(self, frame: Frame) -> Line:
+        return self.note(frame)  # nothing in it is a server's: no answer makes it stale
 
     def show_frame(self, frame: Frame) -> None:
         self.query_one(LineTable).set_rows(list(FIELDS), self._cells)
@@ -107,6 +110,9 @@ class _AnswerPanel(TextPanel):
     @property
     def inputs(self) -> InputsPanel:
         return self.screen.query_one(InputsPanel)
+
+    def attached_note(self, frame: Frame) -> Line:
+        return self.note(frame)
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         found = self.inputs.answer

@@ -70,7 +70,8 @@ screen to that step. What is after the cursor in time is left out.
             self._made = made
             last = None if line.at_live else frame.state.step
             self._shown = {str(found.number): found for found in self._found(frame, last)}
-            self.table.empty_text = "no line has these words" if self.words else "nothing has been decided yet"
+            nothing = "nothing has been decided yet" if frame.state.attached is None else "nothing of note so far"
+            self.table.empty_text = "no line has these words" if self.words else nothing
             self.table.set_rows(list(self._shown), lambda row: _cells(self._shown[row]))
             if self.follows and self._shown:
                 self.table.select(next(reversed(self._shown)))

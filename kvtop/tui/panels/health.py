@@ -37,7 +37,8 @@ stderr   the last line that native code wrote"""
         device = app.devices.latest()
         own = "not reported" if device is None or device.own_busy is None else f"{device.own_busy:.0f} % busy"
         kept: Line = [("past     ", "soft"), (duration(line.live.t_ns - line.first_ns), "text")]
-        kept += [(f"  {line.ring.num_bytes / 1e6:.1f} MB on disk", "soft")]
+        size = f"{line.ring.num_bytes / 1e6:.1f} MB"
+        kept += [(f"  {'<0.1 MB' if size == '0.0 MB' else size} on disk", "soft")]
         if line.ring.error:
             kept = [("past     ", "soft"), (clean(line.ring.error), "bad")]
         out: list[Line] = [

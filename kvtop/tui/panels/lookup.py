@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from textual.binding import Binding
 
 from kvtop.engine.errors import UsageError
+from kvtop.state.attached_reading import no_events
 from kvtop.state.cache_log import LookupRow, sharing_cause
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
@@ -16,6 +15,7 @@ from kvtop.tui.panels.prompt import prompt_lines
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean, fit, join_fitting, percent, plural, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.values_in_text import wrap
 from kvtop.why.words import match_end
 
 CAUSES = {
@@ -68,7 +68,10 @@ all there was    everything that may be found was: whole blocks, and the
     def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         if frame.prompt is not None:
             return prompt_lines(frame, frame.prompt, self._view.tree, width)
-        return [*super().attached_lines(frame, width, height), [("I: of a prompt that you paste", "soft")]]
+        lines = [*super().attached_lines(frame, width, height), [("I: of a prompt that you paste", "soft")]]
+        if why := no_events(frame.state):
+            lines += [[(part, "soft")] for part in _wrapped(f"it needs KV events: {why}", width)]
+        return lines
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         if frame.prompt is not None:
@@ -149,7 +152,7 @@ def _others(others: list[LookupRow], at_start: bool, width: int) -> Line:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(20, width)) or [""]
+    return wrap(text, max(20, width)) or [""]
 
 
 def _by_cause(frame: Frame, width: int) -> list[Line]:

@@ -8,8 +8,11 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 
+from kvtop.state.attached_reading import no_events
+from kvtop.state.model import RunState
 from kvtop.state.prefix_tree import Runs
 from kvtop.state.step_times import ago
+from kvtop.tui.attached import no_blocks
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
@@ -115,16 +118,16 @@ by it is not counted, what is wanted of it again stands under Regrets."""
                 for row in prefix_rows(tree, self.sort, self.openness, knows_hits=frame.state.attached is None)
             }
         self._runs = tree.runs if pool is not None else None
-        off = frame.state.manifest.get("prefix_caching") is False
-        self.table.empty_text = (
-            "prefix caching is off"
-            if off
-            else "no prefix has these words"
-            if self.words
-            else "nothing is published yet"
-        )
+        self.table.empty_text = self._nothing(frame.state)
         self.table.set_rows(list(self.rows), lambda row_id: self._cells(frame, self.rows.get(row_id)))
         self.query_one("#sums", Lines).set_lines([cut(self._sums(frame), self.size.width)])
+
+    def _nothing(self, state: RunState) -> str:
+        if state.manifest.get("prefix_caching") is False:
+            return "prefix caching is off"
+        if state.attached is not None and (not self.words or no_events(state)):
+            return no_blocks(state)
+        return "no prefix has these words" if self.words else "nothing is published yet"
 
     def _sums(self, frame: Frame) -> Line:
         pool, tree = frame.state.pool, self.view.tree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +15,7 @@ from kvtop.state.prompt_lookup import CACHED, CUT_OFF, EVICTED, UNKNOWN, Fate, P
 from kvtop.tui.frame import Frame, has_ended
 from kvtop.tui.text import clean, percent, plural, whole
 from kvtop.tui.widgets.lines import Line
+from kvtop.values_in_text import wrap
 
 if TYPE_CHECKING:
     from kvtop.tui.app import KvtopApp
@@ -66,7 +66,7 @@ def check_prompt(text: str) -> None:
 def ask_of(text: str, state: RunState, is_replay: bool) -> PromptKeys | FindPrompt:
     """The answer, where it needs nobody else; else what the session is to be asked."""
     tokens, pool = token_ids(text), state.pool
-    is_attached = state.attached is not None or state.manifest.get("executor") == "attached"
+    is_attached = state.attached is not None
     now_ns = state.t_ns
     if is_replay and is_attached:
         return PromptKeys(t_ns=now_ns, problem="not reported: a recording of servers has no tokens; attach to them")
@@ -141,10 +141,12 @@ def _fate_line(fate: Fate, frame: Frame) -> Line:
     line: Line = [(f"{name} ", "text"), (_WORDS[fate.what], _STYLES[fate.what])]
     if fate.step is not None:
         line.append((f" at step {fate.step:,}, {frame.state.step - fate.step:,} ago", "text"))
+    elif fate.what == EVICTED:
+        line.append((" before kvtop listened", "text"))
     if fate.cause:
         line.append((f", for {clean(fate.cause)}", "soft"))
     return line
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(clean(text), max(20, width)) or [""]
+    return wrap(clean(text), max(20, width)) or [""]

@@ -6,6 +6,7 @@ from textual import on
 from textual.app import ComposeResult
 
 from kvtop.state.cache_log import RegrettedPrefix, top_regrets
+from kvtop.tui.attached import no_regrets
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.panels.block import short_key
@@ -51,6 +52,7 @@ Enter leads to the request that wanted it last."""
         super().__init__()
         self._rows: dict[str, RegrettedPrefix] = {}
         self._made: tuple[object, ...] = ()
+        self._is_attached = False
 
     def note(self, frame: Frame) -> Line:
         total = frame.state.cache.regret_tokens
@@ -66,10 +68,9 @@ Enter leads to the request that wanted it last."""
         if made != self._made:
             self._made = made
             self._rows = {str(found.key): found for found in top_regrets(cache.regrets)[:MOST]}
-        without = frame.state.attached is not None and not frame.state.attached.streams
-        nothing = "nothing that was evicted has been wanted again"
-        table.empty_text = "not reported: kvtop needs --kv-events" if without else nothing
-        table.set_rows(list(self._rows), lambda row: _cells(self._rows[row]))
+            self._is_attached = frame.state.attached is not None
+        table.empty_text = no_regrets(frame.state)
+        table.set_rows(list(self._rows), lambda row: _cells(self._rows[row], self._is_attached))
 
     @on(LineTable.Selected)
     def _on_selected(self, event: LineTable.Selected) -> None:
@@ -78,16 +79,19 @@ Enter leads to the request that wanted it last."""
     @on(LineTable.Opened)
     def _on_opened(self, event: LineTable.Opened) -> None:
         event.stop()
-        if event.row_id in self._rows:
+        if event.row_id in self._rows and not self._is_attached:
             self.kvtop.select("request", self._rows[event.row_id].last_wanted_by)
 
 
-def _cells(found: RegrettedPrefix) -> list[Cell]:
+def _cells(found: RegrettedPrefix, is_attached: bool) -> list[Cell]:
+    """Attached servers do not tell who wanted it, nor who drove it out."""
+    step, unit = found.evicted_step, "look" if is_attached else "step"
+    before = "before kvtop listened" if step is None else f"{plural(found.last_step - step, unit)} before"
     return [
         (short(found.tokens), "warn"),
         (whole(found.times), "text"),
         (short_key(found.key), "text"),
-        (clean(found.last_wanted_by), "text"),
+        ("n/a", "faint") if is_attached else (clean(found.last_wanted_by), "text"),
         (whole(found.last_step), "soft"),
-        (f"{clean(found.evicted_by)}, {plural(found.last_step - found.evicted_step, 'step')} before", "soft"),
+        (f"{'n/a' if is_attached else clean(found.evicted_by)}, {before}", "soft"),
     ]

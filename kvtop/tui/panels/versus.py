@@ -110,7 +110,7 @@ v  another run against the first   b  which run the other screens show
 def _how_to(frame: Frame, width: int) -> list[Line]:
     """What to do with a single run."""
     manifest = frame.state.manifest
-    if manifest.get("executor") == "attached":
+    if frame.state.attached is not None:
         return [
             [(" This is a server that is looked at: there is nothing to compare it with.", "text")],
             [],

@@ -6,16 +6,15 @@ and its layout in ``CSS``. It is given frames while it is the active one, and dr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Container
-from textual.screen import Screen
 
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel, panel_of
+from kvtop.tui.screens.frame_screen import Area, FrameScreen
 from kvtop.tui.text import plural, whole
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import HeaderBar, status_span
@@ -26,17 +25,9 @@ from kvtop.tui.widgets.scrubber import Scrubber
 if TYPE_CHECKING:
     from kvtop.state.model import RunState
     from kvtop.state.timeline import Timeline
-    from kvtop.tui.app import KvtopApp
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 _STEP, _PACE = Binding.Group("step", compact=True), Binding.Group("play", compact=True)
-
-
-class FrameScreen(Screen[None]):
-    """A screen that is given frames while it is the active one."""
-
-    def show_frame(self, frame: Frame) -> None:
-        raise NotImplementedError
 
 
 class PanelScreen(FrameScreen):
@@ -78,17 +69,13 @@ class PanelScreen(FrameScreen):
     def compose(self) -> ComposeResult:
         yield HeaderBar(id="header")
         yield Lines(id="too-small")
-        with Container(id="body"):
+        with Area(id="body"):
             yield from self.compose_panels()
         yield Scrubber(id="scrubber")
         yield KeyBar(id="keys")
 
     def compose_panels(self) -> ComposeResult:
         yield from (panel() for panel in self.PANELS)
-
-    @property
-    def kvtop(self) -> KvtopApp:
-        return cast("KvtopApp", self.app)
 
     @property
     def timeline(self) -> Timeline:
@@ -121,6 +108,7 @@ class PanelScreen(FrameScreen):
             panel.update_frame(frame)
         if frame.whole:  # the footer draws only on the screen that is shown
             self._applying = ()
+            self.query_one(KeyBar).show()
         self.update_keys()
 
     def _show_frame_of_screen(self, frame: Frame) -> None:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Container
 
 from kvtop.tui import block_view
 from kvtop.tui.block_view import BlockView
@@ -18,6 +17,7 @@ from kvtop.tui.panels.block import BlockPanel
 from kvtop.tui.panels.block_history import BlockHistoryPanel
 from kvtop.tui.panels.blocks import BlocksPanel
 from kvtop.tui.screens.base import PanelScreen
+from kvtop.tui.screens.frame_screen import Area
 from kvtop.tui.widgets.block_map import BlockMap
 
 
@@ -51,7 +51,7 @@ class BlocksScreen(PanelScreen):
 
     def compose_panels(self) -> ComposeResult:
         yield BlocksPanel(self.view)
-        with Container(classes="area", id="beside"):
+        with Area(classes="area", id="beside"):
             yield BlockPanel(self.view)
             yield BlockHistoryPanel(self.view)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -19,6 +18,7 @@ from kvtop.tui.glyphs import to_ascii
 from kvtop.tui.panels.base import Panel, panel_of
 from kvtop.tui.text import clean
 from kvtop.tui.widgets.key_bar import key_name
+from kvtop.values_in_text import wrap
 
 WIDTH = 75  # of text in a dialog on 80 columns
 
@@ -122,7 +122,7 @@ def _wrapped(line: str) -> list[str]:
     if len(line) <= WIDTH:
         return [line]
     first = re.match(r"\s*\S+\s\s+", line)
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * (first.end() if first else 0))
+    return wrap(line, WIDTH, indent=" " * (first.end() if first else 0))
 
 
 def _words(panel: Panel) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from textual.app import ComposeResult
-from textual.containers import Container
 
 from kvtop.tui.panels.breakpoints import BreakpointsPanel
 from kvtop.tui.panels.event_log import EventLogPanel
 from kvtop.tui.panels.health import HealthPanel
 from kvtop.tui.screens.base import PanelScreen
+from kvtop.tui.screens.frame_screen import Area
 
 
 class EventsScreen(PanelScreen):
@@ -22,9 +22,9 @@ class EventsScreen(PanelScreen):
     """
 
     def compose_panels(self) -> ComposeResult:
-        with Container(classes="area", id="log-area"):
+        with Area(classes="area", id="log-area"):
             yield EventLogPanel()
-        with Container(classes="area", id="below"):
+        with Area(classes="area", id="below"):
             yield BreakpointsPanel()
             yield HealthPanel()
 

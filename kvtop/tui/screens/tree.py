@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.containers import Container
 
 from kvtop.tui import block_view
 from kvtop.tui.block_view import BlockView
@@ -18,6 +17,7 @@ from kvtop.tui.panels.prefixes import PrefixesPanel
 from kvtop.tui.panels.regrets import RegretsPanel
 from kvtop.tui.screens.ask import PasteScreen
 from kvtop.tui.screens.base import PanelScreen
+from kvtop.tui.screens.frame_screen import Area
 
 
 class TreeScreen(PanelScreen):
@@ -46,7 +46,7 @@ class TreeScreen(PanelScreen):
 
     def compose_panels(self) -> ComposeResult:
         yield PrefixesPanel(self.view)
-        with Container(classes="area", id="below"):
+        with Area(classes="area", id="below"):
             yield LookupPanel(self.view)
             yield RegretsPanel()
 

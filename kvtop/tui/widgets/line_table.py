@@ -12,6 +12,7 @@ from textual.strip import Strip
 
 from kvtop.tui.text import fit
 from kvtop.tui.widgets.lines import DrawnWidget, Line
+from kvtop.values_in_text import wrap
 
 Cell = tuple[str, str]
 """Text and style name."""
@@ -145,7 +146,9 @@ class LineTable(DrawnWidget, can_focus=True):
     def _content(self, y: int) -> tuple[list[Cell], str] | None:
         index = self.top + y - self.top_rows
         if index >= len(self.ids):
-            return ([(self.empty_text, "soft")], "") if y == self.top_rows and not self.ids else None
+            nothing = [] if self.ids else wrap(self.empty_text, max(20, self.size.width - 2))
+            line = y - self.top_rows
+            return ([(nothing[line], "soft")], "") if line < len(nothing) else None
         row_id = self.ids[index]
         return self._cells_of(row_id), self._over(row_id)
 

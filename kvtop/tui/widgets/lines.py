@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from rich.cells import cell_len
+from functools import lru_cache
+
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from kvtop.tui.glyphs import to_ascii
-from kvtop.tui.text import fit
+from kvtop.tui.text import kept_in
 from kvtop.tui.theme import styles_of
 
 Span = tuple[str, str]
@@ -30,19 +34,41 @@ def spread(left: Line, right: Line, width: int, fill: Span = (" ", "")) -> Line:
     return [*left, (fill[0] * max(0, room), fill[1]), *right]
 
 
+Look = tuple[Style, str, Color, tuple[LineFilter, ...]]
+"""What decides how a named style comes out: the widget's own style, the theme, its background, filters on top."""
+
+
+@lru_cache(64)
+def _resolved_of(look: Look) -> dict[tuple[str, str], Style]:
+    """Styles found so far, of all widgets that look alike: a style keeps the codes it is written with."""
+    return {}
+
+
 class DrawnWidget(Widget):
-    """A widget that draws its own rows: styles resolved against its background, ASCII where asked for."""
+    """A widget that draws its own rows: styles resolved against its background, ASCII where asked for.
+
+    It has no border, padding or opacity, and its rows go to the compositor as they are. Textual's cache of styled lines
+    would keep each row once more, in three strips instead of one.
+    """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
+        self._look: Look | None = None
+        self._look_is_old = True
         self._resolved: dict[tuple[str, str], Style] = {}
 
     def style_of(self, name: str, over: str = "") -> Style:
         """Style ``name`` on this widget's background, with style ``over`` on top."""
+        if self._look_is_old:
+            self._renew_look()
         style = self._resolved.get((name, over))
         if style is None:
-            styles = styles_of(self.app.theme)
-            style = self.rich_style + styles[name] + styles[over]
+            assert self._look is not None
+            base, theme, background, filters = self._look
+            styles = styles_of(theme)
+            style = base + styles[name] + styles[over]
+            for one in filters:
+                style = one.apply([Segment(" ", style)], background)[0].style or style
             self._resolved[(name, over)] = style
         return style
 
@@ -52,15 +78,33 @@ class DrawnWidget(Widget):
         segments = [
             Segment(to_ascii(text) if ascii_only else text, self.style_of(name, over)) for text, name in line if text
         ]
-        strip = Strip(segments)
-        if strip.cell_length > width:
-            return strip.adjust_cell_length(width, self.style_of("", over))
-        return strip.extend_cell_length(width, self.style_of("", over))
+        missing = width - sum(cell_len(segment.text) for segment in segments)
+        if missing < 0:
+            return Strip(segments, width - missing).adjust_cell_length(width, self.style_of("", over))
+        if missing:
+            segments.append(Segment(" " * missing, self.style_of("", over)))
+        return Strip(segments, width)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        if self._look_is_old:
+            self._renew_look()
+        width, columns = self.size.width, crop.column_span
+        # A row may be older than the size: what tells of a new one comes after the layout.
+        strips = [self.render_line(y).adjust_cell_length(width, self.style_of("")) for y in crop.line_range]
+        return strips if columns == (0, width) else [strip.crop(*columns) for strip in strips]
 
     def notify_style_update(self) -> None:
+        """Called whenever a screen comes to the front, too: most times nothing of the look has changed."""
         super().notify_style_update()
-        self._resolved.clear()
-        self.clear_rows()
+        self._look_is_old = True
+
+    def _renew_look(self) -> None:
+        self._look_is_old = False
+        filters = tuple(self.get_line_filters())
+        look = (self.rich_style, self.app.theme, self.background_colors[1], filters)
+        if look != self._look:
+            self._look, self._resolved = look, _resolved_of(look)
+            self.clear_rows()
 
     def clear_rows(self) -> None:
         """Forget cached rows (the look has changed)."""
@@ -107,16 +151,32 @@ class Lines(DrawnWidget):
 
 
 def cut(line: Line, width: int) -> Line:
-    """``line`` cut to ``width`` cells, whole spans kept in their style; an ellipsis where more than blanks is lost."""
+    """``line`` cut to ``width`` cells, spans in their style; an ellipsis where more than blanks is lost.
+
+    No value is split from its unit, in whatever spans the two are (``kept_in``).
+    """
+    if width_of(line) <= width:
+        return list(line)
+    text = "".join(text for text, _ in line)
+    if cell_len(text.rstrip(" ")) <= width:
+        return _first(line, len(set_cell_size(text, width)))
+    if width <= 0:
+        return []
+    kept = kept_in(text, width - 1)
+    out, left = _first(line, kept), kept
+    for part, style in line:
+        if left < len(part):
+            whole = out[:-1] if left > 0 else out
+            return [*whole, (part[: max(0, left)] + "…", style)]
+        left -= len(part)
+    return out
+
+
+def _first(line: Line, count: int) -> Line:
+    """So many characters of it."""
     out: Line = []
-    room = width
-    for index, (text, style) in enumerate(line):
-        length = cell_len(text)
-        if length > room:
-            rest = (text + "".join(more for more, _ in line[index + 1 :])).rstrip(" ")
-            if cell_len(rest) <= room:
-                return [*out, (rest, style)] if rest else out
-            return [*out, (fit(text, room), style)] if room > 0 else out
-        out.append((text, style))
-        room -= length
+    for text, style in line:
+        if count > 0 and text:
+            out.append((text[:count], style))
+        count -= len(text)
     return out
