@@ -62,7 +62,7 @@ def test_text_is_cut_before_a_value_or_behind_it():
         kept = shown.rstrip(" ").removesuffix("…")
         assert TEXT.startswith(kept)
         assert split_values([shown]) == [], shown
-    assert fit(TEXT, 20).rstrip() == "needs 1,024 blocks,…"
+    assert fit(TEXT, 20).rstrip() == "needs 1,024 blocks…"
     assert fit(TEXT, 15).rstrip() == "needs…"
     assert fit(TEXT, len(TEXT)) == TEXT
 
@@ -87,7 +87,7 @@ def test_a_value_whose_number_and_unit_are_spans_of_their_own_goes_whole():
         text = "".join(part for part, _ in cut(line, width))
         assert cell_len(text) <= width
         assert split_values([text]) == [], text
-    assert cut(line, 12) == [("used", "soft"), ("…", "soft")]
+    assert cut(line, 12) == [("used…", "soft")]
     assert cut(line, 17) == [*line[:3], ("…", "soft")]
     assert cut([*line[:3], ("      ", "")], 16) == [*line[:3], (" ", "")]  # nothing but blanks is lost
 
@@ -98,3 +98,8 @@ def test_lines_are_broken_around_values():
         assert " ".join(lines).split() == TEXT.split()
         assert broken_values(lines) == [], (width, lines)
     assert wrap("it needs 12 blocks", 11, indent="  ") == ["it needs", "  12 blocks"]
+
+
+def test_no_comma_is_left_of_what_was_cut():
+    assert fit("step 1,078, 29.8 s ago", 14) == "step 1,078…".ljust(14)
+    assert fit("blocks; 12 of them", 10) == "blocks…".ljust(10)
