@@ -44,7 +44,7 @@ def events_of(block: int, events: Iterable[Event]) -> list[BlockEvent]:
     for event in events:
         if not isinstance(event, StepEvent | KvEvents):
             continue
-        for decision in event.decisions:
+        for decision in [decision for decision in event.decisions if block in decision]:  # next to none
             place = place_of(decision[0])
             if place is None:
                 continue

@@ -111,14 +111,14 @@ class EventLog:
     def _step(self, event: StepEvent) -> None:
         evicted: dict[str, list[Decision]] = {}
         copies: Counter[str] = Counter()
-        for decision in event.decisions:
+        for decision in [decision for decision in event.decisions if decision[0] in _TOLD]:
             kind = decision[0]
             if kind == "evict":
                 evicted.setdefault(decision[1], []).append(decision)
             elif kind == "copy":
                 copies[decision[1]] += 1
-            elif maker := _LINES.get(kind):
-                name, who, text = maker(decision)
+            else:
+                name, who, text = _LINES[kind](decision)
                 if text:
                     self._append(event.step, event.t_done_ns, name, who, text)
         for who, gone in evicted.items():
@@ -196,3 +196,5 @@ _LINES: dict[str, Maker] = {
     "lookup": _lookup,
     "preempted": _preempted,
 }
+
+_TOLD = {*_LINES, "evict", "copy"}

@@ -21,13 +21,12 @@ from kvtop.state.model import RunState
 from kvtop.state.ring import Ring
 from kvtop.state.timeline import Timeline
 from kvtop.tui.ahead import Ahead
-from kvtop.tui.commands import KvtopCommands, change
+from kvtop.tui.commands import KvtopCommands, ask, change
 from kvtop.tui.device_watch import DeviceWatch
 from kvtop.tui.feed import FOLD_BUDGET_S, Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
 from kvtop.tui.pace import Pace
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
-from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.screens.base import PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
 from kvtop.tui.screens.frame_screen import FrameScreen
@@ -376,9 +375,7 @@ class KvtopApp(App[None]):
     def action_breakpoint(self) -> None:
         screen = self.screen
         value = screen.suggest_breakpoint() if isinstance(screen, PanelScreen) else ""
-        self.push_screen(
-            AskScreen("Stop at", BREAKPOINT_FORMS, value or "preempt", parse_breakpoint), self._add_breakpoint
-        )
+        ask(self, "Stop at", BREAKPOINT_FORMS, value or "preempt", parse_breakpoint, self._add_breakpoint)
 
     def _add_breakpoint(self, text: str | None) -> None:
         if text:
@@ -393,7 +390,7 @@ class KvtopApp(App[None]):
         entry, step = self.entry_of(screen), self.timeline.view.step
         name = f"kvtop-{(entry.name if entry else 'screen').lower().replace(' ', '-')}-step{step}.svg"
         hint = ", ".join(f"{suffix} {what}" for suffix, what in FORMATS.items())
-        self.push_screen(AskScreen("Write what is shown to", hint, name, check_export), self._export)
+        ask(self, "Write what is shown to", hint, name, check_export, self._export)
 
     def _export(self, name: str | None) -> None:
         from kvtop.tui.export import export

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -12,7 +12,6 @@ from textual.types import IgnoreReturnCallbackType
 
 from kvtop.engine.errors import UsageError
 from kvtop.engine.events import SetConfig
-from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean
 from kvtop.tui.theme import PALETTES
 from kvtop.tui.widgets.key_bar import key_name
@@ -50,6 +49,16 @@ def blocks_of(text: str, num_blocks: int) -> int:
     return max(1, round(value))
 
 
+def ask(
+    app: KvtopApp, title: str, hint: str, value: str, check: Callable[[str], object],
+    then: Callable[[str | None], None],
+) -> None:  # fmt: skip
+    """Ask for a line. What it is written in is imported only now: its widgets are no part of the first paint."""
+    from kvtop.tui.screens.ask import AskScreen
+
+    app.push_screen(AskScreen(title, hint, value, check), then)
+
+
 def change(app: KvtopApp, name: str, value: str) -> None:
     """Change ``name`` of the engine's configuration to ``value``, as text; of the pool's size "" asks for a number."""
     pool = app.state.pool
@@ -61,8 +70,10 @@ def change(app: KvtopApp, name: str, value: str) -> None:
         app.send_command(SetConfig({name: blocks_of(value, pool.num_blocks)}))
     elif pool is not None:
         hint = f"a number of blocks from 1 to {pool.num_blocks:,}, or a share of them like 50%"
-        screen = AskScreen("Pool size", hint, str(pool.limit), lambda text: blocks_of(text, pool.num_blocks))
-        app.push_screen(screen, lambda text: change(app, name, text) if text else None)
+        ask(
+            app, "Pool size", hint, str(pool.limit), lambda text: blocks_of(text, pool.num_blocks),
+            lambda text: change(app, name, text) if text else None,
+        )  # fmt: skip
 
 
 class KvtopCommands(Provider):

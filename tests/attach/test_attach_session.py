@@ -14,6 +14,7 @@ from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, r
 
 from kvtop.attach import session as attach_session
 from kvtop.attach.address import address_of
+from kvtop.attach.kv_listen import KvListener
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.attach.session import AttachSession, AttachSpec
 from kvtop.engine.errors import UsageError
@@ -85,11 +86,15 @@ def test_no_server_is_waited_for_when_it_ends(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_was_received_before_the_end_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that no drain had handed out yet when the session was stopped."""
+    """Blocks that came after the only drain there was."""
     monkeypatch.setattr(attach_session, "DRAIN_S", 3600.0)
     monkeypatch.setattr(attach_session, "RECORD_S", 60.0)
-    received = threading.Event()
-    take = KvTracker.take
+    received, drained = threading.Event(), threading.Event()
+    take, drain = KvTracker.take, KvListener.drain
+
+    def draining(self: KvListener, step: int, t_ns: int) -> list[Event]:
+        drained.set()
+        return drain(self, step, t_ns)
 
     def taken(self: KvTracker, source: str, seq: int, *args: Any) -> None:
         take(self, source, seq, *args)
@@ -97,17 +102,20 @@ def test_what_was_received_before_the_end_is_recorded(tmp_path: Path, monkeypatc
             received.set()
 
     monkeypatch.setattr(KvTracker, "take", taken)
+    monkeypatch.setattr(KvListener, "drain", draining)
     with FakePublisher() as publisher:
         publisher.publish(skip=True)
         spec = AttachSpec([], [publisher.endpoint], [publisher.replay_endpoint], record=tmp_path / "run")
         session = AttachSession(spec)
         session.start()
+        assert drained.wait(LIMIT_S)
         deadline = time.monotonic() + LIMIT_S
         publisher.publish(stored(1, 2, 3))
         while not received.is_set():  # it may have listened too late for the first one
             assert time.monotonic() < deadline
             session.poll(0.05)
         session.stop(60)
+    assert isinstance(session.poll()[-1], RunEnded)  # who polls later misses nothing
     state = folded(replayed(tmp_path / "run"))
     assert state.status == "complete"
     assert read_number(state, "pool.cached_blocks").value == 3

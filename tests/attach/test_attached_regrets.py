@@ -90,6 +90,11 @@ def test_equal_keys_of_other_kv_groups_are_other_blocks() -> None:
     told.says(removed(5, group_idx=1))
     told.says(stored(5, group_idx=0))
     assert told.regretted == 0
+    told.says(removed(5, group_idx=0))
+    told.says(stored(5, group_idx=1))
+    assert told.regretted == 0
+    told.says(stored(5, group_idx=0))
+    assert told.regretted == 4
 
 
 def test_what_comes_back_from_another_tier_was_not_computed_again() -> None:
@@ -142,6 +147,7 @@ def test_what_happened_before_kvtop_listened_is_no_event_of_now(how: str) -> Non
         told.says(stored(200), skip=3, replay=lambda first, last: history())
     state = told.state
     assert read_number(state, "cache.evictions").value == 0
+    assert attached(state).num_stored == (0 if how == "asked at the connection" else 1)
     assert told.regretted == 0
     assert [line.kind for line in told.log.lines if line.kind == "EVICT"] == []
     assert [moment.kind for moment in told.moments.all if moment.kind == "evict"] == []

@@ -18,10 +18,14 @@ PRINT_LOADED = (
 
 def loaded_by(*modules: str) -> set[str]:
     """Top-level names in ``sys.modules`` after importing ``modules``."""
+    return {name.split(".")[0] for name in modules_loaded_by(*modules)}
+
+
+def modules_loaded_by(*modules: str) -> set[str]:
     command = [sys.executable, "-c", PRINT_LOADED, *modules]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    return set(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,17 @@ def test_bench_loads_no_textual() -> None:
 
 def test_the_probe_sees_what_is_loaded() -> None:
     assert "textual" in loaded_by("kvtop.tui.app")
+
+
+LATER = {
+    *("numpy", "polars", "psutil", "pynvml", "aiohttp", "textual_serve"),
+    *("textual.widgets._text_area", "textual.document", "kvtop.tui.screens.ask", "kvtop.tui.screens.why"),
+    *("kvtop.tui.widgets.block_map", "kvtop.state.prefix_tree", "kvtop.state.block_orders"),
+}
+"""What other screens and dialogs need, and the first paint does not."""
+
+
+def test_the_first_paint_loads_nothing_that_is_only_shown_later() -> None:
+    loaded = modules_loaded_by("kvtop.cli.live", "kvtop.tui.launch", "kvtop.tui.app", "kvtop.tui.screens.overview")
+    assert "kvtop.tui.panels.pool" in loaded
+    assert loaded & LATER == set()

@@ -127,6 +127,9 @@ def test_bodies_that_arrive_take_the_places_of_requests() -> None:
         for client in clients:
             client.sendall(POST + LENGTH + BODY[:5])
         until_status(served, 429)
+        with connect(served) as client:
+            client.sendall(POST + LENGTH + BODY[:5])
+            assert client.recv(12) == b"HTTP/1.1 429"  # before its body is there: none is held that has no place
         clients[0].close()
         until_status(served, 200)
         clients[1].sendall(BODY[5:])

@@ -77,7 +77,9 @@ def test_regrets_are_the_evicted_tokens_that_were_computed_again(name: str, seed
             if not isinstance(event, StepEvent):
                 continue
             for seq_id, count in event.emitted:  # of sequences that ended in this step
-                known = tokens.setdefault(seq_id, [])
+                if seq_id not in tokens:  # it began in this step, too
+                    tokens[seq_id] = list(driver.engine.request(seq_id.partition("#")[0]).prompt)
+                known = tokens[seq_id]
                 if seq_id not in driver.engine._sequences:
                     known += [7 + i % 3 for i in range(len(known), len(known) + count)]
             model.fold(event, tokens)

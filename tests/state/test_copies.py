@@ -46,3 +46,15 @@ def test_a_pool_from_a_new_keyframe_is_copied_whole():
     assert thawed is not None
     assert thawed.key == [None] * 5 + [7]
     assert thawed.owners == [[]] * 6
+
+
+def test_a_copy_is_much_smaller_than_the_columns_it_holds():
+    """It stays in memory until its segment is on disk, and what is copied in full is paid for at every segment."""
+    state, copier = RunState(pool=PoolState.empty(10_000, 16)), Copier()
+    assert state.pool is not None
+    state.pool.last_use_step[7], state.pool.state[7] = 12, 2
+    frozen = copier.freeze(state)
+    assert len(frozen) < 8 * 10_000
+    thawed = thaw(frozen).pool
+    assert thawed is not None
+    assert (thawed.last_use_step, thawed.state) == (state.pool.last_use_step, state.pool.state)

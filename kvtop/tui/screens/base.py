@@ -16,7 +16,6 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel, panel_of
 from kvtop.tui.screens.frame_screen import Area, FrameScreen
 from kvtop.tui.text import plural, whole
-from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import HeaderBar, status_span
 from kvtop.tui.widgets.key_bar import KeyBar
 from kvtop.tui.widgets.lines import Line, Lines, cut
@@ -246,6 +245,8 @@ class PanelScreen(FrameScreen):
 
     def suggest_breakpoint(self) -> str:
         """What ``b`` offers here ("": nothing in particular)."""
+        from kvtop.tui.widgets.block_map import BlockMap
+
         if isinstance(self.focused, BlockMap):
             return f"block {self.focused.cursor}"
         told = self.told()
