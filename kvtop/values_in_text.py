@@ -10,21 +10,20 @@ _VALUE = re.compile(
     r"(?<![\w#-])[+~-]?\d(?:[\d.,:]*\d)?(?:/\d(?:[\d.,]*\d)?)?"
     r"(?: ?(?:%|[KMGT]?i?B|[^\W\d_A-Z][^\W\d_]*(?:/[^\W\d_]+)?))?(?![\w-])"
 )
-_BETWEEN = " ,;"
 
 
 def kept_whole(text: str, count: int) -> int:
-    """How many of the first ``count`` characters stay where ``text`` is cut there: a value whole, or not at all, and no
-    comma that nothing comes after.
+    """How many of the first ``count`` characters stay where ``text`` is cut there: a value whole, or not at all.
 
-    A number that is all there is, a name perhaps, is cut like a word.
+    A number that is all there is, a name perhaps, is cut like a word. A comma behind a number stays: "12…" might be
+    1,234, "12,…" is 12.
     """
-    kept = len(text[:count].rstrip(_BETWEEN))
+    kept = len(text[:count].rstrip(" "))
     for value in _VALUE.finditer(text):
         if value.start() >= kept:
             break
         if kept < value.end() and value[0] != text.strip():
-            kept = len(text[: value.start()].rstrip(_BETWEEN))
+            kept = len(text[: value.start()].rstrip(" "))
     return kept
 
 

@@ -63,7 +63,7 @@ class _Endpoint:
         if self.num_bad:
             what = "messages that are not KV events" if self.num_bad > 1 else "message that is not KV events"
             found.append(f"{self.num_bad:,} {what}, first: {self.first}")
-        if self.down_s is not None and now_s - self.down_s >= CONNECT_S:
+        elif self.down_s is not None and now_s - self.down_s >= CONNECT_S:
             found.append("no connection: nobody listens there, or nobody who speaks ZeroMQ")
         return "; ".join(found)
 

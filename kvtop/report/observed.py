@@ -116,6 +116,7 @@ class Observed:
     num_messages: int = 0
     status: str = ""
     error: str = ""
+    answered_s: tuple[float, float] | None = None  # the first and the last good answer
     _open: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     @property
@@ -149,6 +150,7 @@ class Observed:
             self._mark(f"{event.server} engine {name}", STOOD_STILL if engine.stands_still else "", t_s)
         self._tell(t_s)
         if not event.problem:
+            self.answered_s = (t_s if self.answered_s is None else self.answered_s[0], t_s)
             self.totals.add(self.attached.servers[event.server])
 
     def _append(self, t_s: float, readings: dict[str, Reading]) -> None:

@@ -164,7 +164,8 @@ def _sums(found: Observed) -> str:
     if both is not None and both[1] > 0:
         truth = totals.truth("exact", attached, "hit_tokens", "query_tokens")
         rows.append(["prefix cache hit rate", percent(both[0] / both[1]), truth])
-    seconds = found.times_s[-1] - found.times_s[0] if len(found.times_s) > 1 else 0.0
+    begin_s, end_s = found.answered_s or (0.0, 0.0)  # counters grow between answers, not while nobody answers
+    seconds = end_s - begin_s
     for words, name in (("generated tokens a second", "generation_tokens"), ("requests finished a second", "finished")):
         values = totals.sums(name)
         if values is not None and seconds > 0:

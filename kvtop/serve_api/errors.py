@@ -63,7 +63,7 @@ def shown(value: object) -> str:
 def overloaded(limit: int) -> ApiError:
     return ApiError(
         429,
-        f"{limit:,} requests are being answered, which is the most at a time (--max-concurrency)",
+        f"{limit:,} requests are arriving or being answered, which is the most at a time (--max-concurrency)",
         kind="rate_limit_error",
         code="too_many_requests",
         retry_s=RETRY_AFTER_S,

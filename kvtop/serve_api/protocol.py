@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -81,7 +82,13 @@ class BoundedProtocol(H11Protocol):
                 ("content-length", str(len(body))),
                 ("connection", "close"),
             ]
-            events = (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage())
+            events = (
+                h11.Response(
+                    status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase.encode()
+                ),
+                h11.Data(body),
+                h11.EndOfMessage(),
+            )
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         if self.cycle is not None:
             self.cycle.disconnected = True

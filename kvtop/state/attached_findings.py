@@ -16,8 +16,16 @@ def server_silent(state: RunState) -> Found | None:
     for server in state.attached.servers.values() if state.attached is not None else ():
         if server.problem:
             ok_ns = server.t_ok_ns
-            last = "it never did" if ok_ns is None else f"last good {(state.t_ns - ok_ns) / 1e9:.0f} s ago"
+            last = "no good answer so far" if ok_ns is None else f"last good {(state.t_ns - ok_ns) / 1e9:.0f} s ago"
             return "server-silent", 1.0, f"{server.name}: {server.problem} ({last})"
+    return None
+
+
+def events_missing(state: RunState) -> Found | None:
+    """Nothing that can be read comes from an endpoint of KV events that was asked for."""
+    troubles = state.attached.troubles if state.attached is not None else {}
+    for endpoint, problem in troubles.items():
+        return "kv-endpoint", 0.95, f"{endpoint}: {problem}"
     return None
 
 
@@ -68,4 +76,4 @@ def _of(part: str) -> str:
     return f" (partial: {part})" if part else ""
 
 
-RULES = (server_silent, gauges_stand_still, events_partial, server_preempts, pool_nearly_full)
+RULES = (server_silent, events_missing, gauges_stand_still, events_partial, server_preempts, pool_nearly_full)

@@ -20,6 +20,7 @@ from kvtop.state.attached_sums import Sum
 from kvtop.state.model import RunState
 
 NO_KV = "give kvtop --kv-events (the server: --kv-events-config)"
+NO_KV_OF_KVTOP = "kvtop's own server publishes no KV events (it shows every block itself: serve-api --tui)"
 NO_EVENT = "no KV event yet (has the server --kv-events-config?)"
 NO_REFS = "servers do not report it: neither metrics nor events name owners or references"
 NO_FREE = "servers do not report it: what is cached cannot be told from what is free"
@@ -69,7 +70,10 @@ def no_events(state: RunState) -> str:
         return ""
     if troubles := state.attached.troubles:
         return "; ".join(f"{endpoint}: {problem}" for endpoint, problem in troubles.items())
-    return NO_EVENT if state.manifest.get("kv_events") else NO_KV
+    if state.manifest.get("kv_events"):
+        return NO_EVENT
+    kinds = {server.kind for server in state.attached.servers.values()}
+    return NO_KV_OF_KVTOP if kinds == {"kvtop"} else NO_KV
 
 
 def problem(attached: Attached, name: str) -> str:

@@ -90,13 +90,14 @@ def free(pool: PoolState, sequences: Sequences, run: Iterable[Decision], step: i
 
 def publish(pool: PoolState, sequences: Sequences, run: Iterable[Decision], step: int) -> None:
     """Blocks get keys under which they can be found."""
-    keys, mark, rekeyed = pool.key, pool.dirty.add, pool.rekeyed.add
+    keys, filled, mark, rekeyed = pool.key, pool.filled, pool.dirty.add, pool.rekeyed.add
     last, tenant = None, ""
     for _, seq_id, _, block, key, parent_key in run:
         if seq_id != last:
             last, seq = seq_id, sequences.get(seq_id)
             tenant = "" if seq is None else seq.tenant
         pool.publisher[block], pool.tenant[block] = seq_id, tenant
+        filled[block] = pool.block_size  # a key names a block that is full
         rekeyed(block)
         if keys[block] == key:  # a branch meets a block that its sibling published
             continue

@@ -210,8 +210,9 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
 }
 
 
-def pool_of(keyframe: Keyframe) -> PoolState:
-    """The pool as a keyframe describes it; every block is dirty."""
+def pool_of(keyframe: Keyframe, known: PoolState | None = None) -> PoolState:
+    """The pool as a keyframe describes it; every block is dirty. What a keyframe does not carry is kept from ``known``
+    for blocks that hold what they held there."""
     pool = PoolState.empty(keyframe.num_blocks, keyframe.block_size)
     pool.limit = keyframe.num_blocks if keyframe.limit is None else keyframe.limit
     for row in keyframe.blocks:
@@ -221,7 +222,21 @@ def pool_of(keyframe: Keyframe) -> PoolState:
             for block in table:
                 if block != NULL_BLOCK:
                     pool.owners[block].append(seq.seq_id)
+    if known is not None and (known.num_blocks, known.block_size) == (pool.num_blocks, pool.block_size):
+        for row in keyframe.blocks:
+            if _is_same(pool, known, row.block):
+                block = row.block
+                pool.publisher[block], pool.tenant[block] = known.publisher[block], known.tenant[block]
+                pool.since_step[block] = known.since_step[block]
     return pool
+
+
+def _is_same(pool: PoolState, known: PoolState, block: int) -> bool:
+    """Whether a block holds in ``pool`` what it held in ``known``."""
+    if pool.key[block] != known.key[block]:
+        return False
+    owners = pool.owners[block]
+    return pool.key[block] is not None or (bool(owners) and sorted(owners) == sorted(known.owners[block]))
 
 
 def _place(pool: PoolState, row: BlockRow) -> None:

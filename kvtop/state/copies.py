@@ -19,7 +19,7 @@ from operator import attrgetter
 
 import zstandard
 
-from kvtop.engine.events import decode_many, encode
+from kvtop.engine.events import RequestEvent, decode_many, encode
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.model import PoolState, RunState, SequenceState
 from kvtop.state.request_logs import RequestLogs
@@ -151,12 +151,16 @@ def thaw(frozen: bytes) -> RunState:
         rest, *columns = map(decompress, pickle.loads(frozen))
         state, rows, arrivals, finished, large, known = pickle.loads(rest)
         state.sequences = {row[0]: SequenceState(**dict(zip(_ROW, row, strict=True))) for row in rows}
-        state.arrivals = {event.request_id: event for event in decode_many(arrivals)}
+        state.arrivals = {event.request_id: event for event in _requests(arrivals)}
         state.finished = RunState().finished
-        state.finished.extend(decode_many(finished))
+        state.finished.extend(_requests(finished))
         if state.pool is not None:
             _thaw_pool(state, iter(columns), large, known)
     return state
+
+
+def _requests(encoded: bytes) -> list[RequestEvent]:
+    return [event for event in decode_many(encoded) if isinstance(event, RequestEvent)]
 
 
 def _thaw_pool(state: RunState, columns: Iterator[bytes], large: list[dict[int, int]], known: list[list[str]]) -> None:

@@ -149,7 +149,7 @@ def _evict(state: RunState, event: StepEvent, run: list[Decision]) -> None:
         if decision[1] != last:
             last, log = decision[1], _log_of(state, decision[1])
         if not decision[2]:
-            evicted(decision[4], step, last)
+            evicted(decision[4], step, decision[1])
         if log is not None:
             log.add_eviction(decision, step, (publisher[decision[3]] or None) if publisher is not None else None)
 

@@ -154,7 +154,7 @@ def _request(state: RunState, event: RequestEvent) -> None:
 
 def _keyframe(state: RunState, event: Keyframe) -> None:
     state.t_ns, state.step = max(state.t_ns, event.t_ns), max(state.step, event.step)
-    state.pool = pool_of(event)
+    state.pool = pool_of(event, state.pool)
     rows = sorted(event.sequences, key=lambda row: row.t_submit_ns)
     state.sequences = {row.seq_id: _sequence(row, state.sequences.get(row.seq_id), state.t_ns) for row in rows}
     waiting = [row for row in event.sequences if row.state != "running"]

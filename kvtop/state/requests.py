@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -129,7 +130,9 @@ def fold_chunks(state: RunState, event: StepEvent, run: Iterable[Decision], note
     """Chunks in a row: half of all decisions, most of them one token of a sequence that decodes."""
     sequences, pool, step = state.sequences, state.pool, event.step
     computed = 0
-    size, filled, mark = (pool.block_size, pool.filled, pool.dirty.add) if pool is not None else (0, (), set().add)
+    size, filled, mark = (
+        (pool.block_size, pool.filled, pool.dirty.add) if pool is not None else (0, array("q"), set[int]().add)
+    )
     for decision in run:
         _, seq_id, count, start = decision
         seq = sequences.get(seq_id)

@@ -44,12 +44,12 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
     readings = {name: read_number(state, name) for name in names}
     told_ones = [(NUMBERS[name], reading) for name, reading in readings.items() if reading.value is not None]
     columns = max(1, min(4, (width + 2) // COLUMN))
-    while columns > 1 and any(_room_for(reading) > width // columns for _, reading in told_ones):
+    while columns > 1 and any(_room_for(reading) >= width // columns for _, reading in told_ones):
         if len(told_ones) > (columns - 1) * (height - 1):
             break  # in fewer columns some would not be seen at all
         columns -= 1
     cell = width // columns
-    cells = [_cell(number, reading, cell if columns > 1 else width) for number, reading in told_ones]
+    cells = [_cell(number, reading, cell - 1 if columns > 1 else width) for number, reading in told_ones]
     out = [_beside(cells[start : start + columns], cell) for start in range(0, len(cells), columns)]
     gone = _missing(readings)
     gone = gone if len(out) + len(gone) <= height else [_missing_at_all(readings)] if gone else []
@@ -166,10 +166,9 @@ def block_legend(state: RunState) -> Line:
 def latency_lines(frame: Frame, width: int, height: int) -> list[Line]:
     """A row a latency: ranges of p50, p95 and p99, and n; then what is missing."""
     state = frame.state
-    cell = max(9, (width - 9) // 3)
-    out: list[Line] = [[(f"{'':<5}{'p50':>{cell}}{'p95':>{cell}}{'p99':>{cell}}{'n':>4}", "faint")]]
     gone: dict[str, list[str]] = {}
     less: dict[str, list[str]] = {}
+    rows: list[tuple[str, str, str, list[tuple[str, str]]]] = []  # name, n and its style, texts and styles of the parts
     for key in LATENCIES:
         n = read_number(state, f"latency.{key}_n")
         if not isinstance(n.value, int | float):
@@ -177,12 +176,19 @@ def latency_lines(frame: Frame, width: int, height: int) -> list[Line]:
             continue
         if n.truth.startswith("partial"):
             less.setdefault(n.truth, []).append(key)
-        line: Line = [(f"{'queue' if key == 'queue' else key.upper():<5}", "title")]
-        for part in PARTS:
-            reading = read_number(state, f"latency.{key}_{part}_ns")
-            text = "-" if reading.lo is None else range_text(reading.lo, reading.hi).replace(" ", "")
-            line.append((f"{text:>{cell}}", value_style(reading)))
-        out.append([*line, (f"{short(n.value):>4}" if n.value < 1000 else f" {short(n.value)}", value_style(n))])
+        found = [read_number(state, f"latency.{key}_{part}_ns") for part in PARTS]
+        texts = ["-" if r.lo is None else range_text(r.lo, r.hi).replace(" ", "") for r in found]
+        name = "queue" if key == "queue" else key.upper()
+        rows.append((name, short(n.value), value_style(n), list(zip(texts, map(value_style, found), strict=True))))
+    last = max([len("n"), *(len(n) for _, n, _, _ in rows)]) + 1
+    longest = max([3, *(len(text) for *_, parts in rows for text, _ in parts)]) + 1
+    shown = next((some for some in ((0, 1, 2), (0, 2)) if 5 + longest * len(some) + last <= width), (0,))
+    cell = max(longest, (width - 5 - last) // len(shown))
+    head = "".join(f"{PARTS[i]:>{cell}}" for i in shown)
+    out: list[Line] = [[(f"{'':<5}{head}{'n':>{last}}", "faint")]]
+    for name, n, n_style, parts in rows:
+        cells = [(f"{parts[i][0]:>{cell}}", parts[i][1]) for i in shown]
+        out.append([(f"{name:<5}", "title"), *cells, (f"{n:>{last}}", n_style)])
     notes: list[Line] = [[(truth, "warn"), (f": {', '.join(keys)}", "soft")] for truth, keys in less.items()]
     out = [*out[: max(1, height - len(notes))], *notes]
     out += [[("n/a ", "warn"), (f"{', '.join(keys)}: {clean(why)}", "soft")] for why, keys in gone.items()]

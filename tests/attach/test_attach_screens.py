@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
-from attach_helpers import SERVER, attached, gauge, histogram, sample, silence
+from attach_helpers import SERVER, S, attached, gauge, histogram, sample, silence
 from attach_tui import Fed, recorded, seen
 from fake_server import recorded_metrics
 
-from kvtop.engine.events import Event
+from kvtop.engine.events import Event, KvEvents
 from kvtop.state.attached_reading import range_text
 from kvtop.tui.app import KvtopApp
 
@@ -120,3 +121,38 @@ def test_a_quantile_is_printed_as_a_range_and_few_samples_as_their_number() -> N
     row = next(line for line in text.splitlines() if "TTFT" in line)
     assert "<=300ms" in row
     assert row.count("- ") + row.count("-\n") >= 1  # no p95, no p99
+
+
+@pytest.mark.parametrize("width", [60, 68, 74, 80, 100, 110, 120, 200])
+def test_latencies_stand_apart_at_every_width(width: int) -> None:
+    """Ranges of nine characters, more than 10,000 samples; where there is no room, p95 goes, then p99."""
+
+    def buckets(count: int) -> dict[str, int]:
+        return {"0.1": 0, "0.25": count, "+Inf": count}
+
+    names = ("time_to_first_token", "inter_token_latency", "request_queue_time")
+    events = [sample(k, "".join(histogram(f"vllm:{n}_seconds", buckets(9000 * k)) for n in names)) for k in (1, 2, 3)]
+    text = seen(events, size=(width, 30))
+    rows = [line for line in text.splitlines() if "100-250ms" in line and ("TTFT" in line or "ITL" in line)]
+    assert rows
+    for row in rows:
+        assert row.count("100-250ms") == len(re.findall(r"(?<!\S)100-250ms(?!\S)", row)) >= 1, row
+        assert re.search(r"\b18\.0k(?!\S)", row), row
+
+
+def test_figures_side_by_side_do_not_touch() -> None:
+    for age_s in (8, 14, 140):
+        text = seen([*recorded(30), silence(31, "timed out", t_s=30 + age_s)], size=(80, 24))
+        assert "stale" in text
+        assert not re.search(r"stale \d+ s[a-z]|stale[a-z]", text), text
+
+
+def test_a_broken_endpoint_of_kv_events_is_a_finding() -> None:
+    problem = "3 messages that are not KV events, first: no batch"
+    events = [
+        sample(1, gauge("vllm:num_requests_running", 1)),
+        KvEvents(step=1, t_ns=S, troubles={"tcp://a:1": problem}),
+    ]
+    text = seen(events)
+    assert f"tcp://a:1: {problem}" in text
+    assert "nothing found" not in text

@@ -175,6 +175,13 @@ def test_stretches_without_an_answer_are_listed_and_no_line_bridges_them(tmp_pat
     assert "slow: no answer in 5 s" in text_of(page_of(found.path))
 
 
+def test_a_mean_is_over_the_time_in_which_somebody_answered(tmp_path: Path) -> None:
+    looks: list[Event] = [sample(look, gauge("vllm:generation_tokens_total", 100 * look)) for look in range(1, 12)]
+    looks += [silence(look, "unreachable: connection refused", t_s=look) for look in range(12, 32)]
+    text = text_of(page_of(recording(tmp_path / "run", looks)))
+    assert "generated tokens a second, mean| 100|" in text
+
+
 def test_gaps_of_kv_events_and_regrets_are_told(tmp_path: Path) -> None:
     tracker, events = KvTracker(32), list[Event]()
     said = [(0, [stored(5, 6)]), (1, [removed(6, 5)]), (2, [stored(5, 6)]), (6, [removed(6)]), (7, [stored(9)])]

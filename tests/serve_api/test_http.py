@@ -158,7 +158,7 @@ def _too_many(served: Served, client: httpx2.Client) -> None:
 def test_more_requests_than_the_most_at_a_time_are_told_to_come_back() -> None:
     broker = Broker(RunSession(null_spec()), lambda events: None, max_concurrency=0)
     broker.started = RunStarted(run_id="x", manifest={})
-    with pytest.raises(ApiError, match="0 requests are being answered") as caught:
+    with pytest.raises(ApiError, match="0 requests are arriving or being answered") as caught:
         broker.submit(Asked(chat=False, model=None, prompts=["x"]))
     answer = caught.value.response()
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")

@@ -212,6 +212,30 @@ FROM_THE_MIDDLE = [
 
 @pytest.mark.parametrize("name", FROM_THE_MIDDLE)
 @settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_keyframes_on_the_way_take_nothing_that_they_do_not_carry(name: str, seed: int) -> None:
+    """Who published a block, for whom, since when it holds what it holds."""
+    driver = Driver(seed, **CONFIGS[name])
+    plain, often = (reduce(RunState(), driver.engine.keyframe()) for _ in range(2))
+    for number, events in enumerate(driver.steps(60)):
+        for event in events:
+            reduce(plain, event)
+            reduce(often, event)
+        if number % 3 == 0:
+            reduce(often, over_the_wire([driver.engine.keyframe()])[0])
+        assert plain.pool is not None
+        assert often.pool is not None
+        for b in range(plain.pool.num_blocks):
+            where = f"step {number}, block {b}"
+            if plain.pool.key[b] is not None:
+                assert often.pool.publisher[b] == plain.pool.publisher[b] != "", where
+                assert often.pool.tenant[b] == plain.pool.tenant[b], where
+            if plain.pool.key[b] is not None or plain.pool.owners[b]:
+                assert often.pool.since_step[b] == plain.pool.since_step[b], where
+
+
+@pytest.mark.parametrize("name", FROM_THE_MIDDLE)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000), cut=st.integers(1, 40))
 def test_folding_from_a_keyframe_in_the_middle_gives_the_same_state(name: str, seed: int, cut: int) -> None:
     driver = Driver(seed, **CONFIGS[name])

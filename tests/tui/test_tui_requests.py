@@ -412,3 +412,15 @@ async def test_an_order_held_back_is_made_up_for_when_the_run_says_nothing_more(
             await pilot.pause(0.05)
         assert not panel._is_due
         assert panel.table.ids != before
+
+
+@pytest.mark.parametrize("width", [60, 64, 68, 72, 76, 80])
+async def test_a_column_is_there_whole_or_not_at_all(width):
+    app = app_with(recorded())
+    async with app.run_test(size=(width, 24)) as pilot:
+        await settled(pilot)
+        await go(pilot, "4")
+        lines = screen_lines(app)
+        header = next(line for line in lines if " request " in line)
+        titles = {column.column.title for column in COLUMNS} | {"w…", "…"}  # the last column takes what is left
+        assert set(header.split()) <= titles, header

@@ -32,7 +32,7 @@ _COLUMNS = [
     Column("last", 6, "right"),
     Column("of pool", 7, "right", 76),
     Column("+below", 6, "right", 120),
-    Column("saved", 7, "right", 120),
+    Column("+saved", 7, "right", 120),
     Column("published by", 0),
 ]
 
@@ -71,7 +71,7 @@ readers  requests that hold it now
 hits     requests that found it (its publisher is not counted)
 last     when it was last found or released; #9: in step 9, long ago
 of pool  its blocks, of all blocks
-+below   tokens and saved, with everything below it
++below   tokens with everything below it; +saved: what is saved likewise
 Rows say dead where nobody reads or ever found them again: memory that
 has earned nothing yet. Several such leaves are one row.
 s sorts: saved, tokens, readers, hits, last use, never found. / filters by

@@ -168,9 +168,11 @@ class LineTable(DrawnWidget, can_focus=True):
         return strip
 
     def shown(self) -> list[Shown]:
-        """The columns that fit; the last one takes what is left."""
+        """The columns that fit, whole; the last one takes what is left."""
         width = self.size.width
         *fixed, last = [(i, c, c.width) for i, c in enumerate(self.columns) if width >= c.min_table]
+        while len(fixed) > 1 and 1 + sum(w for _, _, w in fixed) + gap(width) * (len(fixed) - 1) > width:
+            fixed.pop()
         return [*fixed, (last[0], last[1], left_for_last(fixed, width))]
 
     @property
