@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtop.cli.attach_options import add_attach_options, attach_spec
+from kvtop.cli.display_options import add_display_options, display
 from kvtop.cli.values import positive
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model's folder or tokenizer.json, for prompts you paste (default: the server's /tokenize)",
     )  # fmt: skip
     parser.add_argument("--seconds", type=positive, metavar="S", help="end after S seconds (without a terminal)")
-    parser.add_argument("--ascii", action="store_true", help="draw with ASCII only")
+    add_display_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if can_open_tui() and args.seconds is None:
         from kvtop.tui.launch import run_app
 
-        return run_app(session, ascii=args.ascii)
+        return run_app(session, **display(args))
     return _headless(session, args.seconds)
 
 

@@ -33,6 +33,11 @@ def test_with_events_the_block_map_is_called_logical() -> None:
     assert "cached (in use or not is not reported)" in text
     assert "held by nobody" not in text
     assert "nobody holds a block" not in text
+    assert "order of appearance" in text
+    assert "0/32" not in text  # a block that is known is full
+    history = text[text.index("History") :]
+    assert " stored" in history
+    assert not re.search("taken by|released by|published by", history)
 
 
 def test_a_server_that_is_silent_dims_its_figures_with_their_age() -> None:
@@ -131,7 +136,8 @@ def test_latencies_stand_apart_at_every_width(width: int) -> None:
         return {"0.1": 0, "0.25": count, "+Inf": count}
 
     names = ("time_to_first_token", "inter_token_latency", "request_queue_time")
-    events = [sample(k, "".join(histogram(f"vllm:{n}_seconds", buckets(9000 * k)) for n in names)) for k in (1, 2, 3)]
+    texts = ["".join(histogram(f"vllm:{n}_seconds", buckets(9000 * k)) for n in names) for k in (1, 2, 3)]
+    events: list[Event] = [sample(look, text) for look, text in enumerate(texts, 1)]
     text = seen(events, size=(width, 30))
     rows = [line for line in text.splitlines() if "100-250ms" in line and ("TTFT" in line or "ITL" in line)]
     assert rows

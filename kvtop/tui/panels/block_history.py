@@ -16,6 +16,7 @@ from kvtop.tui.widgets.lines import Line
 
 LOOK_S = 0.1  # between two looks further back
 _COLUMNS = [Column("step", 7, "right"), Column("what", 0)]
+_TOLD = {"publish": "stored", "evict": "removed", "unpublish": "forgotten: the cache was cleared, or began anew"}
 _STYLES = {"evict": "warn", "unpublish": "warn", "publish": "idle", "alloc": "used", "share": "shared"}
 
 
@@ -66,6 +67,8 @@ the next, until f is pressed again."""
         self.history.look_at(self.view.cursor)
         self.history.update(further=not moved)  # while the cursor moves on, only the newest part is looked at
         entries = self.history.entries(frame.state.step)
+        if frame.state.attached is not None:  # servers tell what is stored and removed, not who takes and releases
+            entries = [entry for entry in entries if entry.kind in _TOLD]
         no_pool = frame.state.attached is not None and frame.state.pool is None
         self.table.empty_text = no_blocks(frame.state) if no_pool else "nothing so far"
         made = (
@@ -118,8 +121,10 @@ def cells(entry: BlockEvent) -> list[Cell]:
 
 
 def in_words(entry: BlockEvent) -> str:
-    """One decision about a block."""
+    """One decision about a block; nobody's are an attached server's."""
     who = clean(entry.who)
+    if not who and entry.kind in _TOLD:
+        return _TOLD[entry.kind]
     match entry.kind:
         case "alloc":
             return f"taken by {who} at {entry.field('num_tokens'):,}"

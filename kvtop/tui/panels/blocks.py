@@ -161,6 +161,8 @@ sequences that hold most of it are listed below."""
         width = settings.size.width
         name = self.view.order_name
         order = f"eviction ({clean(policy_of(frame.state))})" if name == "eviction" else name
+        if frame.state.attached is not None and name == "physical":
+            order = "of appearance"  # where a block lies is not told
         scale = "1 cell = 1 block" if grid.density == 1 else f"1 cell = {grid.density:,} blocks"
         line: Line = [
             ("order ", "soft"), (order, "strong"), ("   shows ", "soft"), (self.map.look, "strong"), ("   ", ""),
