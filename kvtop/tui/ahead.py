@@ -40,7 +40,7 @@ class Ahead:
         self._pieces: deque[Callable[[], bool]] = deque(
             [
                 *(partial(self._import, module) for module in modules),
-                *(partial(piece, entry) for entry in later for piece in (self._mount, self._lay_out)),
+                *(partial(piece, entry) for entry in later for piece in (self._mount, self._fit, self._lay_out)),
             ]
         )
         self._timer = app.set_interval(PIECE_EVERY_S, self._next)
@@ -80,6 +80,17 @@ class Ahead:
         if kind.CSS and not sheet.has_source(*place):
             scope = kind._css_type_name if kind.SCOPED_CSS else ""
             sheet.add_source(kind.CSS, read_from=place, is_default_css=False, scope=scope)
+
+    def _fit(self, entry: ScreenEntry) -> bool:
+        """Give it the classes that Textual gives a screen of this size once it is shown. Styles follow when the
+        application is idle, which it is before the next piece. False: its widgets are not all there yet."""
+        screen, size = self._app.screen_of(entry), self._app.size
+        if screen.is_mounted and not screen.is_current:
+            sides = ((size.width, self._app.HORIZONTAL_BREAKPOINTS), (size.height, self._app.VERTICAL_BREAKPOINTS))
+            for length, breakpoints in ((length, found or []) for length, found in sides):
+                fitting = screen._get_breakpoint_classes(length, breakpoints)
+                screen.update_classes({name: name in fitting for _, name in breakpoints}, animate=False)
+        return screen.is_mounted
 
     def _lay_out(self, entry: ScreenEntry) -> bool:
         """For the size that the terminal has now; Textual does it again if that has changed when the screen is shown.

@@ -6,11 +6,15 @@ import threading
 import time
 
 import pytest
+from textual.geometry import Region
 from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widget import Widget
 from tui_fakes import app_with, go, recorded, screen_text, settled
 
 from kvtop.tui import ahead as ahead_module
 from kvtop.tui.app import KvtopApp
+from kvtop.tui.panels.base import Panel
 from kvtop.tui.screens import SCREENS
 from kvtop.tui.widgets.lines import DrawnWidget
 
@@ -49,6 +53,25 @@ async def test_screens_are_laid_out_and_not_drawn_before_they_are_shown(monkeypa
             assert screen.query_one("#body").size == app.screen.query_one("#body").size, entry.name
             assert screen.has_class("-mid", "-tall")
         assert {widget.screen for widget in drawn} == {app.screen}
+
+
+def regions_of(screen: Screen) -> dict[Widget, Region]:
+    return {w: place.region for w, place in screen._compositor.full_map.items() if isinstance(w, Panel)}
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+async def test_panels_are_ahead_where_they_are_once_shown(size):
+    app = app_with(recorded())
+    async with app.run_test(size=size) as pilot:
+        await made(pilot, app)
+        for entry in LATER:
+            if entry.name == "Compare":  # what it shows is decided by its first frame
+                continue
+            screen = app.screen_of(entry)
+            ahead = regions_of(screen)
+            await go(pilot, entry.key)
+            shown = regions_of(screen)
+            assert ahead == shown, entry.name
 
 
 async def test_a_key_to_a_screen_that_is_ready_parses_and_composes_nothing(monkeypatch):
