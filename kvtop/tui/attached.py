@@ -13,7 +13,7 @@ from kvtop.state.numbers import NUMBERS, PARTS, Number
 from kvtop.tui import glyphs
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
-from kvtop.tui.text import clean, duration, fit, measured, plural, short, whole
+from kvtop.tui.text import clean, duration, fit_ends, measured, plural, short, whole
 from kvtop.tui.widgets.lines import Line, cut, width_of
 
 COLUMN = 38  # cells of a number with its truth
@@ -61,14 +61,17 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
 def _cell(number: Number, reading: Reading, width: int) -> Line:
     text = range_text(reading.lo, reading.hi) if reading.lo is not None else measured(reading.value, number.unit)
     style = value_style(reading)
-    label = f"{fit(number.title, 14)} " if width >= 34 else f"{fit(number.title, 11)} "
+    label = f"{fit_ends(number.title, 14 if width >= 34 else 11)} "
     line: Line = [(label, "soft"), (f"{text:>13}", style)]
     truth: Line = [(f"  {reading.truth}", "warn" if is_less(reading) else "faint")]
     if width_of(line) + width_of(truth) <= width:
         return [*line, *truth]
     # No room: a figure that is less than it seems still says so, in a word.
     word: Line = [(f" {re.split('[ :,]', reading.truth)[0]}", "warn")] if is_less(reading) else []
-    return [*cut(line, max(0, width - width_of(word))), *word]
+    room = max(0, width - width_of(word))
+    if width_of(line) > room:  # the name gives way to the figure
+        line = [(f"{fit_ends(number.title, max(0, room - width_of([(text, '')]) - 1))} ", "soft"), (text, style)]
+    return [*cut(line, room), *word]
 
 
 def _room_for(reading: Reading) -> int:

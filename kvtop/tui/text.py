@@ -34,6 +34,15 @@ def fit(text: str, width: int, align: str = "left") -> str:
     return pad + text if align == "right" else text + pad
 
 
+def fit_ends(text: str, width: int) -> str:
+    """As ``fit``, but the last word stays: of several names that begin alike, it tells which one this is."""
+    first, _, last = text.rpartition(" ")
+    room = width - cell_len(last) - 1
+    if cell_len(text) <= width or room < 2 or not first:
+        return fit(text, width)
+    return fit(f"{fit(first, room).rstrip()} {last}", width)
+
+
 def kept_in(text: str, width: int) -> int:
     """How many characters of ``text`` stay where it is cut to ``width`` cells; no value is split from its unit."""
     return kept_whole(text, len(set_cell_size(text, width)))

@@ -153,6 +153,17 @@ def test_figures_side_by_side_do_not_touch() -> None:
         assert not re.search(r"stale \d+ s[a-z]|stale[a-z]", text), text
 
 
+@pytest.mark.parametrize("width", [60, 68, 74, 80, 100])
+def test_a_figure_is_there_whole_however_narrow_and_old_it_is(width: int) -> None:
+    """Its name gives way, by its middle: p50, p95 and n are told apart by their last word."""
+    for keys in ("1", "5"):
+        text = seen([*recorded(30), silence(31, "timed out", t_s=44)], keys, size=(width, 30))
+        assert "stale" in text
+        for row in text.splitlines():
+            assert not re.search(r"[a-z,]… stale", row), row
+            assert not re.search(r"queue time… +[\d<>]", row), row
+
+
 def test_a_broken_endpoint_of_kv_events_is_a_finding() -> None:
     problem = "3 messages that are not KV events, first: no batch"
     events = [

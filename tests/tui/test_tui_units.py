@@ -17,7 +17,7 @@ from kvtop.state.windows import recent_rate, summarise
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii
 from kvtop.tui.stats import levels, means, rates
-from kvtop.tui.text import clean, clock, duration, fit, join_fitting, percent, seconds, short
+from kvtop.tui.text import clean, clock, duration, fit, fit_ends, join_fitting, percent, seconds, short
 from kvtop.tui.widgets.grid import lay_out
 from kvtop.tui.widgets.lines import cut
 
@@ -177,6 +177,14 @@ def test_the_locale_decides_about_glyphs(monkeypatch, environment, expected):
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     assert locale_is_utf8() is expected
+
+
+def test_the_last_word_of_a_name_that_is_too_long_stays():
+    assert fit_ends("queue time p50", 14) == "queue time p50"
+    assert fit_ends("queue time p95", 11) == "queue… p95 "
+    assert fit_ends("prefix hits, last minute", 14) == "prefix… minute"
+    assert fit_ends("runway", 4) == "run…"
+    assert [len(fit_ends("queue time p50", width)) for width in range(20)] == list(range(20))
 
 
 def test_a_line_ends_in_an_ellipsis_where_more_than_blanks_is_lost():
