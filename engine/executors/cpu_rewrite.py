@@ -94,10 +94,11 @@ def _embedding(module: nn.Module, packed: dict[int, ops.Packed]) -> nn.Module | 
     if product is None:
         return None
     index = torch.randint(module.num_embeddings, (1, TRIED_TOKENS))
-    given, rows = module(index).double(), product.rows(index).double()
-    if given.shape != rows.shape:
+    try:
+        given, rows = module(index).double(), product.rows(index).double()
+        replacement = PackedEmbedding(product, float((given * rows).sum() / rows.square().sum()))
+    except Exception:  # it wants other arguments, or gives rows of another shape: not one of those this replaces
         return None
-    replacement = PackedEmbedding(product, float((given * rows).sum() / rows.square().sum()))
     return replacement if _same(lambda: module(index), lambda: replacement(index)) else None
 
 

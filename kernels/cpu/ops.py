@@ -73,7 +73,7 @@ class Packed:
         wanted = min(rows // THREAD_ROWS, -(-2 * torch.get_num_threads() // tasks))
         strips = max(1, wanted, -(-4 * self.depth * rows // STRIP_BYTES))
         share = -(-rows // strips)
-        return share + -share % TILE_ROWS
+        return max(TILE_ROWS, share + -share % TILE_ROWS)
 
     def num_tasks(self, rows: int) -> int:
         """Into how many tasks a product with so many rows is cut."""

@@ -92,12 +92,24 @@ def test_an_embedding_reads_the_head_it_is_tied_to() -> None:
     assert twin.embed.product is twin.head.product is not model.head.product
 
 
-def test_an_embedding_that_does_more_than_scale_keeps_its_weight() -> None:
-    class Odd(nn.Embedding):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input).cumsum(-1)
+class Summed(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).cumsum(-1)
 
-    model = nn.ModuleList([Odd(50, 12), nn.Linear(12, 50, bias=False)]).requires_grad_(False)
+
+class Longer(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.nn.functional.pad(super().forward(input), (0, 1))
+
+
+class OfTwo(nn.Embedding):
+    def forward(self, input: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input + other)
+
+
+@pytest.mark.parametrize("kind", [Summed, Longer, OfTwo])
+def test_an_embedding_that_does_more_than_scale_keeps_its_weight(kind: type[nn.Embedding]) -> None:
+    model = nn.ModuleList([kind(50, 12), nn.Linear(12, 50, bias=False)]).requires_grad_(False)
     embedding, head = model
     head.weight = embedding.weight
     assert rewritten(model) == "CPU kernels (1 linear)"

@@ -141,6 +141,12 @@ def test_strips_and_tasks_cover_all_rows_once(rows: int, outputs: int, threads: 
     assert tasks >= min(threads, rows // 64)
 
 
+def test_no_rows_are_no_work() -> None:
+    product = ops.Packed([torch.randn(13, 16)], [torch.zeros(13)])
+    assert product.num_tasks(0) == 0
+    product(torch.empty(0, 16), [torch.empty(0, 13)])
+
+
 def test_a_library_that_does_not_load_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(importlib.abc.MetaPathFinder):
         def find_spec(self, fullname, path=None, target=None):
