@@ -204,13 +204,13 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
     assert attached is not None
     out: list[Line] = []
     for server in attached.servers.values():
-        age = f"{max(0, state.t_ns - (server.t_ok_ns or 0)) / 1e9:.0f} s old"
         out.append([("metrics  ", "soft"), (clean(server.name), "text"), (f"  {server.kind or '-'}  ", "soft")])
         if server.problem:
             out[-1] += [(clean(server.problem), "bad")]
         elif server.t_ok_ns is None:
             out[-1] += [("no answer yet", "warn")]
         else:
+            age = f"{max(0, state.t_ns - server.t_ok_ns) / 1e9:.0f} s old"
             out[-1] += [(f"ok, {age}, {duration(server.took_ns)}", "good")]
         for engine in server.engines.values() if len(server.engines) > 1 else ():
             used = engine.last.gauges.get("usage")

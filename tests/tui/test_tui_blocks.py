@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tui_fakes import app_with, go, recorded, screen_text, settled
 
 from kvtop.engine.events import BlockRow, Keyframe, RunStarted, SequenceRow
+from kvtop.state.block_history import BlockEvent
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, PoolState
 from kvtop.tui import block_view
 from kvtop.tui.glyphs import to_ascii
-from kvtop.tui.panels.block_history import BlockHistoryPanel
+from kvtop.tui.panels.block_history import BlockHistoryPanel, cells
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.cells import LIT, LOOKS, cell_codes, glyph_of, hue_of, style_of
 from kvtop.tui.widgets.line_table import LineTable
@@ -223,3 +224,7 @@ async def test_a_map_that_fell_silent_puts_its_blocks_in_their_places(monkeypatc
                 break
             assert time.monotonic() < deadline_s
             await pilot.pause(0.05)
+
+
+def test_a_reset_of_our_own_engine_is_called_one():
+    assert cells(BlockEvent(4, ("unpublish", 0, 7, 99, "reset")), False)[1][0] == "unpublished by a reset"

@@ -67,9 +67,10 @@ the next, until f is pressed again."""
         self.history.look_at(self.view.cursor)
         self.history.update(further=not moved)  # while the cursor moves on, only the newest part is looked at
         entries = self.history.entries(frame.state.step)
-        if frame.state.attached is not None:  # servers tell what is stored and removed, not who takes and releases
+        is_attached = frame.state.attached is not None
+        if is_attached:  # servers tell what is stored and removed, not who takes and releases
             entries = [entry for entry in entries if entry.kind in _TOLD]
-        no_pool = frame.state.attached is not None and frame.state.pool is None
+        no_pool = is_attached and frame.state.pool is None
         self.table.empty_text = no_blocks(frame.state) if no_pool else "nothing so far"
         made = (
             self.view.cursor,
@@ -81,7 +82,7 @@ the next, until f is pressed again."""
             self._made = made
             self._shown = entries
             rows = {str(number): entry for number, entry in reversed(list(enumerate(entries)))}
-            self.table.set_rows(list(rows), lambda row: cells(rows[row]))
+            self.table.set_rows(list(rows), lambda row: cells(rows[row], is_attached))
         self._show_title()
         if not self.history.is_whole and not self._looks_further:
             self._looks_further = True
@@ -116,15 +117,14 @@ the next, until f is pressed again."""
         event.stop()
 
 
-def cells(entry: BlockEvent) -> list[Cell]:
-    return [(whole(entry.step), "soft"), (in_words(entry), _STYLES.get(entry.kind, "text"))]
+def cells(entry: BlockEvent, is_attached: bool) -> list[Cell]:
+    words = _TOLD[entry.kind] if is_attached else in_words(entry)
+    return [(whole(entry.step), "soft"), (words, _STYLES.get(entry.kind, "text"))]
 
 
 def in_words(entry: BlockEvent) -> str:
-    """One decision about a block; nobody's are an attached server's."""
+    """One decision about a block."""
     who = clean(entry.who)
-    if not who and entry.kind in _TOLD:
-        return _TOLD[entry.kind]
     match entry.kind:
         case "alloc":
             return f"taken by {who} at {entry.field('num_tokens'):,}"
