@@ -42,13 +42,20 @@ class PseudoTerminal:
                 break
         assert wanted in self.output, self.output[-2000:]
 
-    def wait_for(self, wanted: str, timeout_s: float = 60.0) -> str:
-        """Read on until ``wanted`` stands in a row of the screen; returns the whole screen."""
+    def wait_for(self, *wanted: str | re.Pattern[str], timeout_s: float = 60.0) -> None:
+        """Read on until all that is ``wanted`` stands on the screen at once, each text or pattern in one row.
+
+        The screen itself is not returned: it may be half of a frame, whose other half is still being written.
+        What a test wants to see together is waited for together.
+        """
         deadline_s = time.monotonic() + timeout_s
-        while wanted not in (shown := self.shown()):
-            assert time.monotonic() < deadline_s, f"no {wanted!r} on the screen:\n{shown}"
-            assert self._read(0.1), f"it ended without {wanted!r} on the screen:\n{shown}"
-        return shown
+        while missing := [text for text in wanted if not self._stands(text)]:
+            assert time.monotonic() < deadline_s, f"no {missing!r} on the screen:\n{self.shown()}"
+            assert self._read(0.1), f"it ended without {missing!r} on the screen:\n{self.shown()}"
+
+    def _stands(self, wanted: str | re.Pattern[str]) -> bool:
+        rows = self.shown().splitlines()
+        return any(wanted in row if isinstance(wanted, str) else wanted.search(row) for row in rows)
 
     def shown(self) -> str:
         """The screen as far as it has been read, a line a row."""

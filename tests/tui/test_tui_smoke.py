@@ -29,21 +29,20 @@ def status(run_dir: Path) -> str:
 @pytest.mark.parametrize("executor", [("--executor", "null"), ("-m", "tiny", "--device", "cpu")], ids=["null", "tiny"])
 def test_the_pool_is_shown_stepped_resumed_and_left_in_order(tmp_path: Path, executor: tuple[str, ...]) -> None:
     with kvtop("live", "--paused", *executor, "--record", str(tmp_path / "run")) as screen:
-        screen.wait_for("paused   step 0", 90.0)
+        screen.wait_for("paused   step 0", timeout_s=90.0)
         screen.wait_for("256 blocks of 16 tokens")
         screen.press(b"2")
         screen.wait_for("0 . . . . .")
         screen.press(b"n")
-        shown = screen.wait_for("r0")  # who holds the block under the cursor, which stands on the first one
-        assert "paused" in shown
-        assert re.search("^ +0 [▪2-9]", shown, re.MULTILINE)
+        # "r0" holds the block under the cursor, which stands on the first one.
+        screen.wait_for("r0", "paused", re.compile("^ +0 [▪2-9]"))
         screen.press(b"?")
         screen.wait_for("Esc  close")
         screen.press(b"?")
         screen.press(b"4")
         screen.wait_for("who runs, who waits")
         screen.press(b"p")
-        screen.wait_for("complete", 90.0)
+        screen.wait_for("complete", timeout_s=90.0)
         screen.press(b"q")
         assert screen.wait() == 0
         assert all(code in screen.output for code in RESTORED)
