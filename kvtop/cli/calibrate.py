@@ -21,6 +21,7 @@ Fit what a step costs (docs/simulation.md) to the steps of runs with a real mode
 batch, context, ms), and print the error. `--cost-model FILE` then simulates with these constants."""
 
 EXAMPLES = """
+kvtop bench -w calibration -p fcfs -o results/real
 kvtop calibrate results/real -o cost.json
 kvtop calibrate times.csv --model llama-2-70b --tp 8 -o a100.json
 kvtop bench -w azure-conv -p fcfs -p sjf --executor sim --cost-model cost.json -o results/simulated
