@@ -27,8 +27,9 @@ NOISE = 0.03
 def test_constants_are_told_apart_by_the_steps_of_the_calibration_workload(tmp_path: Path) -> None:
     work = work_of(find_shape("smollm2-135m"), kv_dtype="fp32", bytes_per_param=4)
     basis = Basis(model="smollm2-135m", device="cpu", dtype="fp32", kv_dtype="fp32", bytes_per_param=4)
-    write_cost_file(tmp_path / "true.json", cost_file(CostModel(name="true", work=work, machine=TRUE), basis, None))
-    words = ["bench", "-w", "calibration", "-p", "fcfs", "--executor", "sim", "--cost-model", str(tmp_path / "true.json")]
+    true = tmp_path / "true.json"
+    write_cost_file(true, cost_file(CostModel(name="true", work=work, machine=TRUE), basis, None))
+    words = ["bench", "-w", "calibration", "-p", "fcfs", "--executor", "sim", "--cost-model", str(true)]
     assert main([*words, "-o", str(tmp_path / "runs")]) == 0
     [path] = find_runs(tmp_path / "runs")
     run = open_run(path)
