@@ -166,10 +166,10 @@ def spread(b: ir.IRBuilder, value: Any) -> Any:
     return b.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(INTS, [0] * LANES))
 
 
-def prefetch(b: ir.IRBuilder, where: Ptr) -> None:
-    """Ask for the cache line of an address, which may be any."""
+def prefetch(b: ir.IRBuilder, where: Ptr, *, second: bool = False) -> None:
+    """Ask for the cache line of an address, which may be any; no nearer than the second-level cache if so wanted."""
     fetch = external(b.module, "llvm.prefetch.p0", VOID, [BYTES, I32, I32, I32])
-    b.call(fetch, [b.bitcast(where.value, BYTES), I32(0), I32(3), I32(1)])
+    b.call(fetch, [b.bitcast(where.value, BYTES), I32(0), I32(2 if second else 3), I32(1)])
 
 
 def pause(b: ir.IRBuilder) -> None:

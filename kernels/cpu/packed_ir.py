@@ -8,7 +8,6 @@ registers. How an output is summed depends on its depth alone, not on the rows i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 from llvmlite import ir
@@ -37,8 +36,10 @@ SEGMENT_FIELDS = 5
 VECTORS = 3
 PANEL = VECTORS * LANES  # outputs that are computed together
 TILE_ROWS = 8 if REGISTERS >= 32 else 4  # rows: their sums, a panel's vectors and one number of x are all in registers
-PART = 256  # of depth that is summed by itself: one long sum of fp32 loses half a digit more
-LEAD = 2048  # floats that a tile reads its panel ahead of its products
+PART = (
+    128  # of depth that is summed by itself: one long sum of fp32 loses half a digit more; and what is near meanwhile
+)
+LEAD = 2048  # floats that a single tile reads ahead of its products
 
 
 def build(module: ir.Module) -> list[str]:
@@ -88,31 +89,35 @@ def _spare(b: ir.IRBuilder):
 
 
 def _panel(module: ir.Module) -> Callable[..., None]:
-    """All rows of x with one panel; meanwhile the next panel is fetched, in equal parts by the tiles of this one.
+    """All rows of x with one panel, part by part of its depth: a part stays in the first-level cache for all tiles.
 
-    A single tile reads its panel from memory: it fetches what it is about to read, at its end the next one's start.
+    Meanwhile they fetch the next one in equal shares, into the second level: the first has no room for it, and more
+    reads can be under way. A single tile fetches what it is about to read itself.
     """
     kinds = {lines: {n: _tile(module, n, lines) for n in range(1, TILE_ROWS + 1)} for lines in (1, VECTORS)}
 
     def body(b: ir.IRBuilder, x: Ptr, ldx: Int, rows: Int, depth: Int, w: Ptr, bias: Ptr, out: Ptr, ldo: Int) -> None:
         num_tiles = (rows + (TILE_ROWS - 1)) // TILE_ROWS
-        lead = b.select(num_tiles.compare(">", 1), (depth * PANEL).value, ir.Constant(I64, LEAD))
-        ahead = Cell(b, FLOATS, (w + Int(b, lead)).value)
+        lead = Int(b, b.select(num_tiles.compare(">", 1), ir.Constant(I64, PART * PANEL), ir.Constant(I64, LEAD)))
 
         def passes(lines: int) -> None:
             by = (number(b, PANEL // lines) + num_tiles - 1) // num_tiles
+            with loop(b, 0, depth, PART) as start:
+                here = w + start * PANEL
+                size = (depth - start).min(PART)
+                ahead = Cell(b, FLOATS, (here + lead).value)
 
-            def run(count: int, m: Int) -> None:
-                here = Ptr(b, ahead.load())
-                call(b, kinds[lines][count], x + m * ldx, ldx, w, depth, out + m * ldo, ldo, bias, here, by)
-                ahead.store((here + by * depth * lines).value)
+                def run(count: int, m: Int) -> None:
+                    left, at = x + (m * ldx + start), Ptr(b, ahead.load())
+                    call(b, kinds[lines][count], left, ldx, here, size, out + m * ldo, ldo, bias, start, at, by)
+                    ahead.store((at + by * size * lines).value)
 
-            whole = rows - rows % TILE_ROWS
-            with loop(b, 0, whole, TILE_ROWS) as m:
-                run(TILE_ROWS, m)
-            for count in range(1, TILE_ROWS):
-                with b.if_then((rows % TILE_ROWS).compare("==", count)):
-                    run(count, whole)
+                whole = rows - rows % TILE_ROWS
+                with loop(b, 0, whole, TILE_ROWS) as m:
+                    run(TILE_ROWS, m)
+                for count in range(1, TILE_ROWS):
+                    with b.if_then((rows % TILE_ROWS).compare("==", count)):
+                        run(count, whole)
 
         with b.if_else(num_tiles.compare(">=", VECTORS)) as (many, few):
             with many:
@@ -124,38 +129,45 @@ def _panel(module: ir.Module) -> Callable[..., None]:
 
 
 def _tile(module: ir.Module, rows: int, lines: int) -> ir.Function:
-    """``f(x, ldx, w, depth, out, ldo, bias, ahead, by)``: ``rows`` rows of x with one panel.
+    """``f(x, ldx, w, depth, out, ldo, bias, start, ahead, by)``: ``rows`` rows of x with a part of one panel.
 
     At every step of depth ``lines`` lines from ``ahead`` on are prefetched, ``by`` floats apart.
     """
 
     def body(
-        b: ir.IRBuilder, x: Ptr, ldx: Int, w: Ptr, depth: Int, out: Ptr, ldo: Int, bias: Ptr, ahead: Ptr, by: Int
+        b: ir.IRBuilder,
+        x: Ptr,
+        ldx: Int,
+        w: Ptr,
+        depth: Int,
+        out: Ptr,
+        ldo: Int,
+        bias: Ptr,
+        start: Int,
+        ahead: Ptr,
+        by: Int,
     ) -> None:
         sums = [[Cell(b, VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
         left = [x + ldx * m for m in range(rows)]
         fetched = Cell(b, I64, number(b, 0))
-        with loop(b, 0, depth, PART) as start:
-            for cell in itertools.chain(*sums):
-                cell.store(ir.Constant(VECTOR, None))
-            with loop(b, start, (start + PART).min(depth)) as k:
-                line = w + k * PANEL
-                weights = [(line + v * LANES).vector() for v in range(VECTORS)]
-                for m, p in enumerate(left):
-                    value = spread(b, (p + k).load())
-                    for v, weight in enumerate(weights):
-                        sums[m][v].store(fma(b, value, weight, sums[m][v].load()))
-                for v in range(lines):
-                    prefetch(b, ahead + (fetched.int() + by * v))
-                fetched.store(fetched.int() + by * lines)
-            for m in range(rows):
-                target = out + ldo * m
-                before = Ptr(b, b.select(start.compare("==", 0), bias.value, target.value))
-                for v in range(VECTORS):
-                    value = b.fadd((before + v * LANES).vector(), sums[m][v].load())
-                    (target + v * LANES).store_vector(value)
+        with loop(b, 0, depth) as k:
+            line = w + k * PANEL
+            weights = [(line + v * LANES).vector() for v in range(VECTORS)]
+            for m, p in enumerate(left):
+                value = spread(b, (p + k).load())
+                for v, weight in enumerate(weights):
+                    sums[m][v].store(fma(b, value, weight, sums[m][v].load()))
+            for v in range(lines):
+                prefetch(b, ahead + (fetched.int() + by * v), second=True)
+            fetched.store(fetched.int() + by * lines)
+        for m in range(rows):
+            target = out + ldo * m
+            before = Ptr(b, b.select(start.compare("==", 0), bias.value, target.value))
+            for v in range(VECTORS):
+                value = b.fadd((before + v * LANES).vector(), sums[m][v].load())
+                (target + v * LANES).store_vector(value)
 
-    kinds = [FLOATS, I64, FLOATS, I64, FLOATS, I64, FLOATS, FLOATS, I64]
+    kinds = [FLOATS, I64, FLOATS, I64, FLOATS, I64, FLOATS, I64, FLOATS, I64]
     fn = function(module, f"packed_{rows}x{lines}", kinds, body)
     for i in (0, 2):
         fn.args[i].add_attribute("noalias")

@@ -35,7 +35,7 @@ def load(model_dir: str, threads: int) -> Peer:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _ in requests])
         watch = Watch(counts, width)
         settings = GenerationConfig(
-            do_sample=False, max_new_tokens=max(counts), pad_token_id=0, eos_token_id=None, use_cache=True
+            do_sample=False, max_new_tokens=max(counts), pad_token_id=0, eos_token_id=-1, use_cache=True
         )
         out = model.generate(
             ids, attention_mask=mask, generation_config=settings, stopping_criteria=StoppingCriteriaList([watch])

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -97,6 +99,18 @@ def read_pids(folder: Path) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
+@contextmanager
+def running(script: str) -> Iterator[subprocess.Popen[str]]:
+    """A bench, which is killed at the end if it has not ended by itself; its peers end with it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as bench:
+        try:
+            yield bench
+        finally:
+            bench.kill()
+
+
 def test_a_peer_serves_the_first_requests_as_often_as_it_is_told(tmp_path: Path) -> None:
     process = peer(tmp_path)
     try:
@@ -160,7 +174,7 @@ def test_a_wrong_number_of_tokens_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends a process with its parent")
 def test_a_stopped_peer_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
     script = KILLED.format(here=str(HERE), folder=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as bench:
+    with running(script) as bench:
         assert bench.stdout is not None
         assert bench.stdout.readline() == "stopped\n"
         (pid,) = read_pids(tmp_path)
@@ -249,9 +263,7 @@ def test_bounds_count_each_weight_once_a_step_and_every_token_of_context() -> No
 
 def test_ctrl_c_ends_the_peers_and_prints_the_table(tmp_path: Path) -> None:
     script = BENCH.format(here=str(HERE), folder=str(tmp_path))
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as bench:
+    with running(script) as bench:
         pids = read_pids(tmp_path)
         bench.send_signal(signal.SIGINT)
         out, said = bench.communicate(timeout=LONG)
