@@ -158,7 +158,8 @@ def plan_of(manifest: dict[str, Any], before: Plan) -> Plan:
 
 def _cache_dtype(manifest: dict[str, Any]) -> str | None:
     kept = manifest.get("kv_dtype")
-    return _CACHE_DTYPES.get(str(kept if kept not in (None, "auto") else manifest.get("dtype")))
+    name = str(kept if kept not in (None, "auto") else manifest.get("dtype"))
+    return name if name in DTYPES else _CACHE_DTYPES.get(name)  # a simulated engine has the calculator's own names
 
 
 def check(manifest: dict[str, Any]) -> Check:

@@ -27,13 +27,17 @@ def kept_whole(text: str, count: int) -> int:
     return kept
 
 
+def bound(text: str) -> str:
+    """``text`` with spaces that do not break between a number and its unit."""
+    return _VALUE.sub(lambda value: value[0].replace(" ", "\u00a0"), text)
+
+
 def wrap(text: str, width: int, *, indent: str = "", break_long_words: bool = True) -> list[str]:
     """``text`` in lines of at most ``width`` cells, broken at spaces, and at none between a number and its unit.
 
     ``indent`` goes before all lines but the first.
     """
-    bound = _VALUE.sub(lambda value: value[0].replace(" ", "\u00a0"), text)
     lines = textwrap.wrap(
-        bound, width, subsequent_indent=indent, break_long_words=break_long_words, break_on_hyphens=False
+        bound(text), width, subsequent_indent=indent, break_long_words=break_long_words, break_on_hyphens=False
     )
     return [line.replace("\u00a0", " ") for line in lines]

@@ -6,6 +6,11 @@ import os
 import re
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# An example may take any time: on a busy machine each does now and then, and would fail for nothing else.
+settings.register_profile("kvtop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvtop")
 
 
 def pytest_configure(config: pytest.Config) -> None:

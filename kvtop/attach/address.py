@@ -10,6 +10,7 @@ from kvtop.engine.errors import UsageError
 
 SCHEMES = ("http", "https")
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^/:\s\[\]]+):[0-9]+(/.*)?")
+_ONLY_A_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|localhost|[0-9]{1,3}(\.[0-9]{1,3}){3})(/.*)?")  # never a run's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,11 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether ``text`` is meant as a server: a URL, or HOST:PORT. It may still be a wrong one."""
-    return "://" in text or _HOST_PORT.fullmatch(text) is not None
+    """Whether ``text`` is meant as a server: a URL, HOST:PORT, an IP address or localhost. It may still be a wrong one.
+
+    The bare name of a host is none: it might be that of a run.
+    """
+    return "://" in text or any(form.fullmatch(text) for form in (_HOST_PORT, _ONLY_A_HOST))
 
 
 def address_of(text: str) -> Address:

@@ -7,11 +7,12 @@ import time
 from typing import NamedTuple
 
 from kvtop.attach.address import Address
-from kvtop.attach.names import COUNTERS, GAUGES, HISTOGRAMS
+from kvtop.attach.metric_names import spelled
 from kvtop.attach.scrape import Scraper
 from kvtop.engine.events import EngineSample
 
 ON, MISSING, UNKNOWN, FAILED = "on", "missing", "unknown", "failed"
+NOTE = "note"  # nothing is missing that the server could give
 
 KV_CONFIG = (
     """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", """
@@ -23,19 +24,50 @@ BIND_HINT = (
     "connects instead of listening, and so does kvtop: two callers, nobody to answer"
 )
 _NEEDED = {
-    "blocks in use": (GAUGES, "usage"),
-    "requests running": (GAUGES, "running"),
-    "requests waiting": (GAUGES, "waiting"),
-    "tokens looked up in the prefix cache": (COUNTERS, "query_tokens"),
-    "tokens found in it": (COUNTERS, "hit_tokens"),
-    "preemptions": (COUNTERS, "preemptions"),
-    "requests done": (COUNTERS, "finished"),
-    "tokens generated": (COUNTERS, "generation_tokens"),
-    "time to first token": (HISTOGRAMS, "ttft"),
-    "inter-token latency": (HISTOGRAMS, "itl"),
-    "queue time": (HISTOGRAMS, "queue"),
+    "blocks in use": "usage",
+    "requests running": "running",
+    "requests waiting": "waiting",
+    "tokens looked up in the prefix cache": "query_tokens",
+    "tokens found in it": "hit_tokens",
+    "preemptions": "preemptions",
+    "requests done": "finished",
+    "tokens generated": "generation_tokens",
+    "time to first token": "ttft",
+    "inter-token latency": "itl",
+    "queue time": "queue",
 }
+_NEEDED_OF_KVTOP = _NEEDED | {
+    "blocks by state": "blocks/",
+    "filled and empty slots": "slots/",
+    "shared blocks": "shared_blocks",
+    "why requests wait": "waiting/",
+    "why prefix matches end": "lookup_ends/",
+    "evictions": "evictions/",
+    "tokens wanted again after it": "regretted_tokens",
+    "tokens computed again": "recomputed_tokens",
+}
+"""What kvtop shows of a server, and our name of what it is read from."""
+_SINCE_FIRST_STEP = ("blocks/", "slots/", "shared_blocks")
 _NEWER = "no flag gives it: a newer release of the server may"
+_OTHER_ADDRESS = "give the server's own address and port, e.g. http://127.0.0.1:8000 (SGLang: --enable-metrics)"
+_REMEDIES = (
+    ("slow", "kvtop: --timeout {longer:g}; where that is no better, a firewall drops what is sent there, or the server "
+             "is too busy to answer"),
+    ("bad response: more than", "one server tells no such amount: give its own address, not that of a Prometheus "
+                                "or a gateway; if it is its own, its labels grow without end: restart it"),
+    ("bad response: cut off", "look again; a proxy in between may cut answers off: give the server's own address"),
+    ("bad response: its encoding", "a proxy in between packs answers: give the server's own address"),
+    ("unreachable", "is it running, and does it listen on that address? " + _OTHER_ADDRESS),
+    ("TLS: no secure", "give http:// in place of https://"),
+    ("TLS: its certificate", "name the authority that signed it: SSL_CERT_FILE=ca.pem kvtop doctor URL"),
+    ("HTTP 401", "kvtop: --api-key KEY, or KVTOP_API_KEY"),
+    ("HTTP 403", "kvtop: --api-key KEY, or KVTOP_API_KEY"),
+    ("HTTP 429", "it is asked too often, or by too many: try again, attach with a longer --interval"),
+    ("HTTP 503", "it is starting, or has too many connections: try again"),
+    ("none of vLLM or SGLang", "while it loads its model it tells nothing: look again. Else " + _OTHER_ADDRESS),
+    ("", _OTHER_ADDRESS),
+)  # fmt: skip
+"""What stands in a problem of ``scrape``, and what helps. The first that fits."""
 
 
 class Check(NamedTuple):
@@ -59,26 +91,46 @@ def check_server(address: Address, *, api_key: str | None, timeout_s: float) -> 
     sample = Scraper(address, api_key=api_key, timeout_s=timeout_s).look(1, 0)
     name = sample.server
     if sample.problem:
-        remedy = "give the server's own address and port, e.g. http://127.0.0.1:8000 (SGLang: --enable-metrics)"
-        return [Check(name, "metrics", FAILED, sample.problem, remedy)]
+        return [Check(name, "metrics", FAILED, sample.problem, remedy_of(sample.problem, timeout_s))]
     models = ", ".join(sorted({engine.model for engine in sample.engines if engine.model})) or "no model named"
     engines = f"{len(sample.engines)} engine{'s' if len(sample.engines) > 1 else ''}"
     took = f"{sample.took_ns / 1e6:.0f} ms"
+    if any(engine.info.get("simulated") == "True" for engine in sample.engines):
+        engines += ", simulated"
     head = Check(name, "metrics", ON, f"{sample.kind}, {models}, {engines}, {took}", kind=sample.kind)
+    needed = _NEEDED_OF_KVTOP if sample.kind == "kvtop" else _NEEDED
     return [
         head,
-        *(_needed(name, what, *place, sample.engines) for what, place in _NEEDED.items()),
+        *(_needed(name, what, ours, sample.kind, sample.engines) for what, ours in needed.items()),
         _pool(name, sample.engines),
         _caching(name, sample.engines, sample.kind),
     ]
 
 
-def _needed(source: str, what: str, table: dict[str, tuple[str, ...]], ours: str, engines: list[EngineSample]) -> Check:
-    if any(ours in engine.gauges or ours in engine.counters or ours in engine.histograms for engine in engines):
+def remedy_of(problem: str, timeout_s: float) -> str:
+    """What helps against a problem of a look at a server."""
+    text = next(text for words, text in _REMEDIES if words in problem)
+    return text.format(longer=4 * timeout_s)
+
+
+def _needed(source: str, what: str, ours: str, kind: str, engines: list[EngineSample]) -> Check:
+    if any(_tells(engine, ours) for engine in engines):
         return Check(source, what, ON, "reported")
-    if broken := next((engine.broken[ours] for engine in engines if ours in engine.broken), None):
-        return Check(source, what, MISSING, f"the server says {broken}", "a fault of the server's")
-    return Check(source, what, MISSING, f"not reported ({' or '.join(table[ours])})", _NEWER)
+    broken = {name: said for engine in engines for name, said in engine.broken.items()}
+    if said := next((said for name, said in broken.items() if _is_of(name, ours)), None):
+        return Check(source, what, MISSING, f"the server says {said}", "a fault of the server's")
+    if ours in _SINCE_FIRST_STEP and not any(engine.counters.get("steps") for engine in engines):
+        return Check(source, what, NOTE, "told from the first step on")
+    return Check(source, what, MISSING, f"not reported ({spelled(ours, kind) or spelled(ours, '')})", _NEWER)
+
+
+def _tells(engine: EngineSample, ours: str) -> bool:
+    return any(_is_of(name, ours) for name in (*engine.gauges, *engine.counters, *engine.histograms))
+
+
+def _is_of(name: str, ours: str) -> bool:
+    """``ours`` itself, or where it ends in ``/`` one of its figures."""
+    return name.startswith(ours) if ours.endswith("/") else name == ours
 
 
 def _pool(source: str, engines: list[EngineSample]) -> Check:
@@ -95,7 +147,8 @@ def _pool(source: str, engines: list[EngineSample]) -> Check:
 def _caching(source: str, engines: list[EngineSample], kind: str) -> Check:
     said = next((engine.info["prefix_caching"] for engine in engines if "prefix_caching" in engine.info), None)
     if said == "False":
-        return Check(source, "prefix caching", MISSING, "it is off", "--enable-prefix-caching")
+        flag = "--prefix-caching, with --allocator paged" if kind == "kvtop" else "--enable-prefix-caching"
+        return Check(source, "prefix caching", MISSING, "it is off", flag)
     if said is None:
         flag = "SGLang has it unless --disable-radix-cache is given" if kind == "sglang" else ""
         return Check(source, "prefix caching", ON, f"not reported; {flag}" if flag else "not reported")
@@ -106,8 +159,8 @@ def check_events(endpoints: list[str], replays: list[str], *, wait_s: float, kin
     """Whether somebody listens, and whether an event comes within ``wait_s``."""
     flag = KV_CONFIG_SGLANG if kinds == {"sglang"} else KV_CONFIG
     if not endpoints and kinds == {"kvtop"}:
-        remedy = "its own screen shows every block: kvtop serve-api --tui"
-        return [Check("KV events", "events", MISSING, "kvtop's own server publishes none", remedy)]
+        remedy = "its own screen shows every block and prefix: kvtop serve-api --tui, kvtop live"
+        return [Check("KV events", "events", NOTE, "kvtop's own servers publish none", remedy)]
     if not endpoints:
         found = "not listened to: no prefix tree, no evictions, no block map"
         return [Check("KV events", "events", MISSING, found, f"server: {flag}; kvtop: --kv-events tcp://HOST:5557")]

@@ -1,8 +1,6 @@
-"""Which metric of which server means what: vLLM's names, new and old, and SGLang's, under one name of kvtop's.
+"""What a scrape says: its series sorted by engine, and put under the names of ``kvtop.attach.metric_names``.
 
-Of several metrics that mean the same, an engine's first one counts: a server that serves the old name beside the new
-one is not counted twice. SGLang's agree with its python/sglang/srt/metrics/collector.py and, of later releases,
-observability/metrics_collector.py; no real server of it was looked at. Its gateway writes ``sglang_`` for ``sglang:``.
+SGLang's gateway writes ``sglang_`` for ``sglang:``.
 """
 
 from __future__ import annotations
@@ -13,52 +11,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kvtop.attach.exposition import Series
+from kvtop.attach.metric_names import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    INFO_GAUGES,
+    INFO_LABELS,
+    INFOS,
+    LABELS,
+    OURS,
+    STARTED,
+    Table,
+)
 from kvtop.engine.events import EngineSample, Histogram
-
-GAUGES: dict[str, tuple[str, ...]] = {
-    "usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
-    "hit_rate": ("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate"),
-    "capacity_tokens": ("sglang:max_total_num_tokens",),
-}
-COUNTERS: dict[str, tuple[str, ...]] = {
-    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "generation_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-    "query_tokens": (
-        "vllm:prefix_cache_queries_total",
-        "vllm:gpu_prefix_cache_queries_total",
-        "sglang:prompt_tokens_total",
-    ),
-    "hit_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
-    "finished": ("vllm:request_success_total", "sglang:num_requests_total"),
-    "rejected": ("vllm:admission_rejections_total",),
-}
-HISTOGRAMS: dict[str, tuple[str, ...]] = {
-    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "itl": (
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
-    ),
-    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-    "tpot": ("vllm:request_time_per_output_token_seconds",),
-    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-}
-REASON_GAUGE = "vllm:num_requests_waiting_by_reason"  # one gauge a reason, ``waiting/REASON``
-INFOS = ("vllm:cache_config_info", "sglang:cache_config_info")
-INFO_LABELS = {
-    "block_size": "block_size",
-    "page_size": "block_size",
-    "num_gpu_blocks": "num_blocks",
-    "num_pages": "num_pages",
-    "enable_prefix_caching": "prefix_caching",
-}
-INFO_GAUGES = {"sglang:page_size": "block_size", "sglang:num_pages": "num_pages"}  # since 0.5.11, in place of labels
-STARTED = "process_start_time_seconds"
-OURS = "kvtop_run_info"  # kvtop's own servers have vLLM's names too; this one tells them apart
 
 Key = tuple[str, str]  # engine, model
 
@@ -73,9 +38,10 @@ _NAMES = (
     *_ALL_GAUGES,
     *(name for names in COUNTERS.values() for name in names),
     *(f"{name}{end}" for names in HISTOGRAMS.values() for name in names for end in ("_bucket", "_sum", "_count")),
-    *(REASON_GAUGE, *INFOS, *INFO_GAUGES),
+    *(*INFOS, *INFO_GAUGES),
 )
 _ALIASES = {name.replace(":", "_", 1): name for name in _NAMES if name.startswith("sglang:")}
+_OWN = frozenset(name for name in _NAMES if name.startswith("kvtop_"))
 WANTED = frozenset((*_NAMES, *_ALIASES, STARTED, OURS))
 
 
@@ -91,7 +57,7 @@ class Meaning:
 @dataclass(slots=True)
 class _Engine:
     model: str
-    values: dict[str, float]  # by metric name, series of one engine added up
+    values: dict[str, float]  # by metric name, series of one engine added up; by name/label of those in LABELS, too
     buckets: dict[str, dict[float, float]]
     info: dict[str, str]
     broken: dict[str, str]  # by metric name
@@ -112,7 +78,7 @@ def understand(series: Iterable[Series]) -> Meaning:
             ours = True
         else:
             name = _ALIASES.get(found.name, found.name)
-            kind = kind or name.partition(":")[0]
+            kind = kind or ("kvtop" if name in _OWN else name.partition(":")[0])
             sorted_out.append((_key_of(found.labels), name, found))
     for key, name, found in _counted_once(sorted_out):
         engine = engines.get(key)
@@ -162,6 +128,8 @@ def _part_of(labels: dict[str, str]) -> tuple[int, ...] | None:
 
 def _add(engine: _Engine, name: str, found: Series) -> None:
     value = found.value
+    if found.labels.get("simulated") == "true":  # of a run of kvtop's with a virtual clock
+        engine.info["simulated"] = "True"
     if name in INFO_GAUGES:
         if math.isfinite(value) and value > 0:
             engine.info[INFO_GAUGES[name]] = f"{value:.0f}"
@@ -175,21 +143,26 @@ def _add(engine: _Engine, name: str, found: Series) -> None:
             }
         )
         return
-    if name == REASON_GAUGE:
-        name = f"{name}/{found.labels.get('reason', '')}"
-    if not math.isfinite(value):
-        engine.broken.setdefault(name, found.text[:20])
-    elif name.endswith("_bucket"):
+    if (label := LABELS.get(name)) is not None:
+        _count(engine, f"{name}/{found.labels.get(label, '')}", found)
+    if name.endswith("_bucket") and math.isfinite(value):
         bound = _bound(found.labels.get("le", ""))
         buckets = engine.buckets.setdefault(name[: -len("_bucket")], {})
         if bound is None:
             engine.broken.setdefault(name[: -len("_bucket")], f"le={found.labels.get('le', '')[:20]!r}")
         else:
             buckets[bound] = buckets.get(bound, 0.0) + value
-    elif name in _SHARES:
-        engine.values[name] = max(engine.values.get(name, 0.0), value)
     else:
-        engine.values[name] = engine.values.get(name, 0.0) + value
+        _count(engine, name, found)
+
+
+def _count(engine: _Engine, name: str, found: Series) -> None:
+    if not math.isfinite(found.value):
+        engine.broken.setdefault(name, found.text[:20])
+    elif name in _SHARES:
+        engine.values[name] = max(engine.values.get(name, 0.0), found.value)
+    else:
+        engine.values[name] = engine.values.get(name, 0.0) + found.value
 
 
 def _bound(text: str) -> float | None:
@@ -225,10 +198,6 @@ def _within(key: Key, other: Key) -> bool:
 
 def _sample(name: str, engine: _Engine) -> EngineSample:
     broken: dict[str, str] = {}
-    gauges = _pick(GAUGES, engine, broken)
-    reasons = f"{REASON_GAUGE}/"
-    gauges |= {f"waiting/{n[len(reasons) :]}": v for n, v in engine.values.items() if n.startswith(reasons)}
-    counters = _pick(COUNTERS, engine, broken)
     histograms: dict[str, Histogram] = {}
     for ours, names in HISTOGRAMS.items():
         for theirs in names:
@@ -238,26 +207,35 @@ def _sample(name: str, engine: _Engine) -> EngineSample:
             if theirs in engine.buckets and (made := _histogram(theirs, engine)) is not None:
                 histograms[ours] = made
                 break
-    whole = [
-        ours
-        for table, found in ((GAUGES, gauges), (COUNTERS, counters), (HISTOGRAMS, histograms))
-        for ours, names in table.items()
-        if ours in found and next((n for n in names if _has(engine, n)), "") in engine.whole
-    ]
-    return EngineSample(name, engine.model, gauges, counters, histograms, engine.info, broken, whole)
+    gauges, counters = _chosen(GAUGES, engine), _chosen(COUNTERS, engine)
+    told = [*gauges.items(), *counters.items()]
+    broken |= {ours: engine.broken[key] for ours, key in told if key in engine.broken}
+    whole = [ours for ours, key in told if key in engine.whole and ours not in broken]
+    whole += [ours for ours in histograms if next(n for n in HISTOGRAMS[ours] if _has(engine, n)) in engine.whole]
+    return EngineSample(
+        name, engine.model, _told(gauges, engine), _told(counters, engine), histograms, engine.info, broken, whole
+    )
 
 
-def _pick(table: dict[str, tuple[str, ...]], engine: _Engine, broken: dict[str, str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _chosen(table: Table, engine: _Engine) -> dict[str, str]:
+    """Our name -> the key of ``values`` or ``broken`` that says it: of each row, the engine's first metric."""
+    keys = engine.values | engine.broken
+    chosen: dict[str, str] = {}
     for ours, names in table.items():
         for theirs in names:
-            if theirs in engine.broken:
-                broken[ours] = engine.broken[theirs]
+            if ours.endswith("/"):
+                start = len(theirs) + 1
+                found = {f"{ours}{key[start:]}": key for key in keys if key.startswith(f"{theirs}/")}
+            else:
+                found = {ours: theirs} if theirs in keys else {}
+            if found:
+                chosen |= found
                 break
-            if theirs in engine.values:
-                found[ours] = engine.values[theirs]
-                break
-    return found
+    return chosen
+
+
+def _told(chosen: dict[str, str], engine: _Engine) -> dict[str, float]:
+    return {ours: engine.values[key] for ours, key in chosen.items() if key not in engine.broken}
 
 
 def _histogram(name: str, engine: _Engine) -> Histogram | None:

@@ -1,7 +1,12 @@
-"""A session with attached servers in kvtop's own files, as any other run: ``run.json`` and ``frames.msgpack.zst``."""
+"""A session with attached servers in kvtop's own files, as any other run: ``run.json`` and ``frames.msgpack.zst``.
+
+They are written by a thread of its own: a disk that takes its time holds up neither the screen nor a line.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,12 @@ from kvtop.results.versions import DEFINITIONS_VERSION, RESULTS_SCHEMA_VERSION
 
 
 class Recorder:
-    """Appends events as they are handed out. What a killed process has written so far can be replayed.
+    """Appends events in the order in which they are handed over. What a killed process has written so far can be
+    replayed.
 
     Raises:
         UsageError: the directory cannot be used, or holds a recording already.
+        FileError: the file cannot be written.
     """
 
     def __init__(self, run_dir: Path, manifest: dict[str, Any]) -> None:
@@ -31,25 +38,46 @@ class Recorder:
         }
         self._manifest = {key: known.get(key) for key in MANIFEST_KEYS} | known
         write_manifest(self.path, self._manifest)
-        self._writer: FrameWriter | None = FrameWriter(self.path / FRAMES_NAME)
+        self._writer = FrameWriter(self.path / FRAMES_NAME)
+        self._waiting: queue.SimpleQueue[tuple[list[Event], dict[str, Any]] | None] = queue.SimpleQueue()
+        self._error = ""  # why nothing is written any more, until it has been told
+        self._thread = threading.Thread(target=self._run, daemon=True, name="kvtop-record")
+        self._thread.start()
 
     def write(self, events: list[Event], facts: dict[str, Any]) -> str:
-        """Append ``events``; returns "" or why nothing is recorded from now on. ``facts`` go to run.json at the end."""
-        if self._writer is None:
-            return ""
-        try:
-            self._writer.write(events)
-            if isinstance(events[-1], RunEnded):
-                self._writer.finish()
-                self._manifest |= {**facts, "status": events[-1].status}
-                write_manifest(self.path, self._manifest)
-        except KvtopError as error:
-            self._writer = None
-            return str(error)
-        return ""
+        """Hand over ``events``, which nobody changes any more; nothing is waited for. ``facts`` go to run.json at the
+        end. Returns "" or, once, why nothing is recorded from now on."""
+        if self._thread.is_alive():
+            self._waiting.put((events, dict(facts)))
+        return self._news()
 
-    def close(self) -> None:
-        """Release the file. Safe to call twice."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def close(self) -> str:
+        """Wait until all is written, and release the file; returns as ``write``. Safe to call twice."""
+        self._waiting.put(None)
+        self._thread.join()
+        return self._news()
+
+    def _news(self) -> str:
+        if self._thread.is_alive():
+            return ""
+        error, self._error = self._error, ""
+        return error
+
+    # The thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._writer:
+                while (piece := self._waiting.get()) is not None:
+                    self._append(*piece)
+        except KvtopError as error:
+            self._error = str(error)
+        except Exception as error:
+            self._error = f"{self.path}: recording stopped: {type(error).__name__}: {error}"
+
+    def _append(self, events: list[Event], facts: dict[str, Any]) -> None:
+        self._writer.write(events)
+        if isinstance(events[-1], RunEnded):
+            self._writer.finish()
+            self._manifest |= {**facts, "status": events[-1].status}
+            write_manifest(self.path, self._manifest)

@@ -1,9 +1,9 @@
 """Attached servers as a session: the application polls it as it polls a run of its own. Nothing is ever sent to them,
 but a prompt that the user asks about, to be tokenized.
 
-One thread a metrics endpoint, one for all KV events. They wait, the caller never does: a slow or dead server holds up
-neither the screen nor the others, and has one request in flight. ``t_ns`` is this machine's monotonic clock, from the
-start of the session.
+One thread a metrics endpoint, one for all KV events, one for the recording. They wait, the caller never does: a slow or
+dead server, or disk, holds up neither the screen nor the others; a server has one request in flight. ``t_ns`` is this
+machine's monotonic clock, from the start of the session.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class AttachSession:
         if self._recorder is not None:
             while not self.ended:
                 self._left += self.poll()
-            self._recorder.close()
+            self._left += self._refused(self._recorder.close())
 
     # Threads -------------------------------------------------------------------------------------------------
 
@@ -259,12 +259,14 @@ class AttachSession:
         return news
 
     def _recorded(self, events: list[Event]) -> list[Event]:
-        """``events``, which are in the recording then; a disk that refuses ends the recording and is told."""
+        """``events``, which the recorder has got then; a disk that refuses ends the recording and is told."""
         kept = [event for event in events if not isinstance(event, PromptKeys)]
         if self._recorder is None or not kept:
             return events
-        error = self._recorder.write(kept, self._facts)
-        return [*events, Notice(t_ns=self._now_ns(), text=error, level="error")] if error else events
+        return [*events, *self._refused(self._recorder.write(kept, self._facts))]
+
+    def _refused(self, error: str) -> list[Event]:
+        return [Notice(t_ns=self._now_ns(), text=error, level="error")] if error else []
 
     def _manifest(self) -> dict[str, Any]:
         from kvtop.results.manifest import content_hash

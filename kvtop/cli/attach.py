@@ -20,7 +20,7 @@ DESCRIPTION = """\
 Look at running vLLM or SGLang servers in the same screens. Nothing is sent to them but requests for /metrics, and a
 prompt you paste (key I on the Radix tree) to /tokenize: they are only looked at. Every panel says how true it is;
 `kvtop doctor URL` says what a server does not report, and which of its flags would. Without a terminal it prints a line
-now and then, and records if asked to."""
+now and then, and records if asked to; it ends with 1 then if no server has answered."""
 
 EXAMPLES = """
 kvtop attach http://127.0.0.1:8000
@@ -64,10 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _headless(session: AttachSession, seconds: float | None) -> int:
-    """A line every few seconds; 130 after Ctrl-C. What is recorded is whole either way."""
+    """A line every few seconds; 130 after Ctrl-C, 1 if nobody has answered. What is recorded is whole either way."""
     from kvtop.cli.terminal import interruptible
     from kvtop.state.model import RunState
     from kvtop.state.reduce import reduce
+    from kvtop.state.session_status import has_answered
 
     state, began = RunState(), time.monotonic()
     due, code = began + min(LINE_EVERY_S, seconds or LINE_EVERY_S), 0
@@ -84,8 +85,13 @@ def _headless(session: AttachSession, seconds: float | None) -> int:
         code = 130
     finally:
         session.stop()
+    for event in session.poll():  # what came last, and whether all of it is recorded
+        reduce(state, event)
     if state.notice_level == "error":
         print(f"kvtop: {state.notice}", file=sys.stderr)
+        return 1
+    if not code and (state.attached is None or not has_answered(state.attached)):
+        print("kvtop: no server has answered", file=sys.stderr)
         return 1
     return code
 

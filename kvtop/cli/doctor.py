@@ -21,7 +21,7 @@ kvtop doctor http://127.0.0.1:8000
 kvtop doctor http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
 kvtop doctor gpu1:8000 --json
 """
-_MARKS = {"on": "ok  ", "missing": "MISS", "unknown": "?   ", "failed": "FAIL"}
+_MARKS = {"on": "ok  ", "note": "    ", "missing": "MISS", "unknown": "?   ", "failed": "FAIL"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,11 +15,13 @@ from kvtop.cli.values import count_or_zero, positive
 if TYPE_CHECKING:
     from kvtop.engine.events import Event
     from kvtop.state.model import RunState
+    from kvtop.state.numbers import Number
 
 DESCRIPTION = """\
 Print the numbers of the overview once: of a recorded run at a step of it, of running servers, or of a workload served
 for a few seconds. They are those that the TUI shows at that moment, by the same names. Of a server each comes with how
-true it is; rates need two looks, so it takes a little longer than --interval."""
+true it is; rates need two looks, so it takes a little longer than --interval.
+Exit codes: 0 there is something to show, 1 no server has answered or the engine failed, 2 no such run or address."""
 
 EXAMPLES = """
 kvtop once results/tuesday --step 1200 --json
@@ -52,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one state; 1 when the run failed."""
+    """Print one state; 1 when the engine failed, or of attached servers none has answered."""
     from kvtop.engine.errors import UsageError
+    from kvtop.state.session_status import has_answered
     from kvtop.state.snapshot import snapshot
 
     if args.step is not None and args.run is None:
@@ -63,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         state = _attached(args) if _is_server(args.run) else _recorded(Path(args.run), args.step)
     print(json.dumps(snapshot(state), indent=2, allow_nan=False) if args.json else as_text(state))
-    silent = state.attached is not None and not state.attached.rows
-    return 1 if silent or (state.status == "failed" and args.run is None) else 0
+    is_silent = state.attached is not None and not has_answered(state.attached)
+    return 1 if is_silent or (state.status == "failed" and args.run is None) else 0
 
 
 def _is_server(text: str) -> bool:
@@ -79,18 +82,44 @@ def _is_server(text: str) -> bool:
     if Path(text).exists():
         return False
     if not is_address(text):
-        what = "expected a run directory, its recording, or a server: http://HOST:PORT, HOST:PORT"
+        what = "expected a run directory, its recording, or a server: HOST:PORT, http://HOST"
         raise UsageError(f"{text}: does not exist, and is no address; {what}")
     return True
 
 
 def as_text(state: RunState) -> str:
-    """A number a line."""
+    """A number a line; above them how the run stands, and each server that is looked at."""
     from kvtop.state.numbers import NUMBERS
+    from kvtop.state.session_status import status_of
+    from kvtop.tui.text import clean
+    from kvtop.tui.words import STATUS
+
+    status = status_of(state)
+    rows = [("status", STATUS.get(status, status)), *_sources(state), ("step", f"{state.step:,}")]
+    rows += [(number.name, _number_text(state, number)) for number in NUMBERS.values()]
+    return "\n".join(f"{name:<36} {clean(value)}" for name, value in rows)
+
+
+def _sources(state: RunState) -> Iterator[tuple[str, str]]:
+    """Servers and endpoints of KV events, and what is wrong with them."""
+    if state.attached is None:
+        return
+    for server in state.attached.servers.values():
+        good = f"{server.kind}, answers" if server.t_ok_ns is not None else "no answer yet"
+        yield server.name, server.problem or good
+    yield from state.attached.troubles.items()
+
+
+def _number_text(state: RunState, number: Number) -> str:
+    from kvtop.state.attached_numbers import read_number
+    from kvtop.state.session_status import told_elsewhere
     from kvtop.tui.attached import told
 
-    rows = [(number.name, "  ".join(filter(None, told(state, number)))) for number in NUMBERS.values()]
-    return "\n".join([f"{'step':<36} {state.step:,}", *(f"{name:<36} {value}" for name, value in rows)])
+    if state.attached is not None and (why := read_number(state, number.name).missing) in (
+        said := told_elsewhere(state)
+    ):
+        return f"not reported: {said[why]}"
+    return "  ".join(filter(None, told(state, number)))
 
 
 def _recorded(run: Path, step: int | None) -> RunState:

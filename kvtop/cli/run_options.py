@@ -246,17 +246,24 @@ def check_policies(
 def check_workload(spec: WorkloadSpec) -> None:
     """Read the whole workload once, so that a broken row is reported before a model is loaded.
 
+    The default one as it comes has none: reading it takes a seventh of the way to the first paint.
+
     Raises:
         UnknownName, WorkloadError: no such workload, or one that cannot be used (file, row, reason).
     """
+    if spec == WorkloadSpec(name="default", seed=spec.seed):
+        return
     from kvtop.workloads.load import load_workload
 
     load_workload(spec, vocab_size=1 << 15)  # any size: only the token ids, made later, depend on it
 
 
 def check_model(name: str, executor: str) -> None:
-    """Raise ModelError for a name that stands for no model; without a real one there is none to look for."""
-    if executor == "torch":
+    """Raise ModelError for a name that stands for no model; without a real one there is none to look for.
+
+    The default one is never missing: to look up which it is takes a tenth of the way to the first paint.
+    """
+    if executor == "torch" and name != "default":
         from kvtop.engine.executors.models import resolve
 
         resolve(name)

@@ -174,6 +174,8 @@ class _Teller:
         if isinstance(event, RunStarted):
             line.clear()
             name = self._session.options.model_name or event.manifest.get("model")
+            if event.manifest.get("model") in (None, "none"):
+                name = f"no model (executor {event.manifest.get('executor')}) as {name or 'none'}"
             print(f"kvtop: serving {name} at {self._session.url}/v1 (Ctrl-C stops)", file=sys.stderr, flush=True)
         elif isinstance(event, Notice) and event.level != "info":
             line.clear()

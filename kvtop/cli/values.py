@@ -59,7 +59,8 @@ def count(text: str) -> int:
     """A positive whole number; ``70e9`` and ``8_000`` are fine."""
     value = _whole(text)
     if not 0 < value <= MAX_COUNT:
-        raise ArgumentTypeError(f"{text!r} is out of range (expected a whole number from 1 to {MAX_COUNT:.0e})")
+        most = f", at most {MAX_COUNT:,}" if value > 0 else ""
+        raise ArgumentTypeError(f"{text!r} is out of range (expected a whole number >= 1{most})")
     return value
 
 

@@ -172,7 +172,7 @@ def _chapter(key: str, comparison: Comparison, groups: Iterable[tuple[str, list[
         Part("Results", [paragraph(_reading(comparison)), *tables.results(comparison)]),
     ]
     if certain := list(tables.chance(comparison)):
-        parts.append(Part("How far to trust the differences", certain))
+        parts.append(Part(f"How far to trust the {'differences' if len(labels) > 1 else 'figures'}", certain))
     for title, figures in groups:
         parts.append(Part(title, figures=_drawn(key, figures)))
     simulated = any(run.simulated for column in comparison.columns for run in column.runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtop.plots.sheet import safe
+from kvtop.values_in_text import bound
 
 Row = Sequence[str]
 
@@ -34,12 +35,12 @@ def pairs(entries: Iterable[tuple[str, str]]) -> str:
 
 def bullets(texts: Iterable[str]) -> str:
     """A list; "" without entries."""
-    items = "\n".join(f"<li>{safe(text)}</li>" for text in texts)
+    items = "\n".join(f"<li>{bound(safe(text))}</li>" for text in texts)
     return f"<ul>\n{items}\n</ul>" if items else ""
 
 
 def paragraph(text: str) -> str:
-    return f"<p>{safe(text)}</p>"
+    return f"<p>{bound(safe(text))}</p>"
 
 
 def heading(level: int, text: str, anchor: str) -> str:

@@ -19,6 +19,7 @@ from kvtop.state.reduce import reduce
 
 OVER_TIME = (
     "pool.used_share", "pool.used_blocks", "pool.cached_blocks", "pool.num_blocks", "queue.running", "queue.waiting",
+    "pool.idle_blocks", "pool.fresh_blocks", "pool.shared_blocks", "pool.token_fill",
     "throughput.prefill_tokens_s", "throughput.decode_tokens_s", "throughput.requests_s", "cache.recent_hit_rate",
     *(f"latency.{key}_{part}_ns" for key in ("ttft", "itl", "queue") for part in ("p50", "p95")),
 )  # fmt: skip
@@ -93,6 +94,11 @@ class Totals:
         said = ", ".join(filter(None, parts))
         return f"partial: {said}" if said else exact
 
+    def by_label(self, family: str) -> dict[str, float]:
+        """What the figures of ``family`` (``lookup_ends/``) grew by, by label: those that did, largest first."""
+        found = {name.removeprefix(family): n for name, n in self.counters.items() if name.startswith(family) and n}
+        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+
     def sums(self, *names: str) -> list[float] | None:
         """Of the same engines; None where that is not so, or some name was never reported."""
         found = [self.reported.get(name) for name in names]
@@ -113,7 +119,6 @@ class Observed:
     num_news: int = 0
     evicted: list[tuple[float, int]] = field(default_factory=list)  # s, blocks
     regretted: list[tuple[float, int]] = field(default_factory=list)  # s, tokens
-    num_messages: int = 0
     status: str = ""
     error: str = ""
     answered_s: tuple[float, float] | None = None  # the first and the last good answer
@@ -151,7 +156,16 @@ class Observed:
         self._tell(t_s)
         if not event.problem:
             self.answered_s = (t_s if self.answered_s is None else self.answered_s[0], t_s)
-            self.totals.add(self.attached.servers[event.server])
+            self._counted(event.server, t_s)
+
+    def _counted(self, server: str, t_s: float) -> None:
+        """What a server's own counters tell of evictions (kvtop's do), beside what KV events tell."""
+        told, counters = {"evictions": self.evicted, "regretted_tokens": self.regretted}, self.totals.counters
+        before = {name: counters.get(name, 0.0) for name in told}
+        self.totals.add(self.attached.servers[server])
+        for name, moments in told.items():
+            if grown := round(counters.get(name, 0.0) - before[name]):
+                moments.append((t_s, grown))
 
     def _append(self, t_s: float, readings: dict[str, Reading]) -> None:
         self.times_s.append(t_s)

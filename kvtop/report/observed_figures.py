@@ -231,7 +231,8 @@ def _ranges(found: Observed, key: str, words: str) -> Figure:
 
 def _bars(found: Observed) -> Figure:
     title = "Evictions, and tokens wanted again"
-    if why := no_events(found.state):
+    is_counted = found.totals.sums("evictions") is not None
+    if (why := no_events(found.state)) and not is_counted:
         return Figure("evictions", title, f"Not reported: {why}.", None)
     if not found.evicted:
         return Figure("evictions", title, "No block was removed from the cache while kvtop listened.", None)
@@ -267,10 +268,14 @@ def _bars(found: Observed) -> Figure:
     }
     lost = "; ".join(dict.fromkeys(each.why for each in found.stretches if each.who.startswith(KV_EVENTS)))
     total, again = sum(n for _, n in found.evicted), sum(n for _, n in found.regretted)
+    causes = ", ".join(f"{cause} {count:,.0f}" for cause, count in found.totals.by_label("evictions/").items())
     caption = join(
-        f"From KV events, in {BARS} equal stretches: blocks that left the cache while kvtop listened "
+        f"From the servers' counters, in {BARS} equal stretches: blocks evicted ({total:,} in all"
+        f"{f': room for {causes}' if causes else ''}), and tokens computed again because of it ({again:,})."
+        if is_counted
+        else f"From KV events, in {BARS} equal stretches: blocks that left the cache while kvtop listened "
         f"({total:,} in all), and tokens of blocks that the rank which had evicted them stored again ({again:,}).",
-        "For whom, servers do not report.",
+        "" if is_counted else "For whom, servers do not report.",
         f"Partial: {lost}." if lost else "",
     )
     return Figure("evictions", f"{title} (partial)" if lost else title, caption, spec)

@@ -12,6 +12,7 @@ from kvtop.state.attached_json import servers_json, streams_json
 from kvtop.state.attached_numbers import LATENCIES, MIN_P99, read_number
 from kvtop.state.attached_reading import Reading, no_events, range_text
 from kvtop.state.attached_sums import quantile
+from kvtop.state.numbers import MISS_WORDS
 from kvtop.workloads.words import counted, was
 
 TRUTHS = (
@@ -24,9 +25,16 @@ MOST_STRETCHES = 200
 COUNTED = (
     ("requests finished", "finished"), ("prompt tokens", "prompt_tokens"), ("generated tokens", "generation_tokens"),
     ("prompt tokens looked up", "query_tokens"), ("prompt tokens found in the cache", "hit_tokens"),
-    ("preemptions", "preemptions"), ("requests rejected", "rejected"),
+    ("preemptions", "preemptions"), ("tokens computed again after a preemption", "recomputed_tokens"),
+    ("blocks evicted", "evictions"), ("tokens computed again after an eviction", "regretted_tokens"),
+    ("blocks copied", "copies"), ("requests rejected", "rejected"),
 )  # fmt: skip
-GAUGES = (("pool.used_share", "blocks in use"), ("queue.running", "running"), ("queue.waiting", "waiting"))
+GAUGES = (
+    ("pool.used_share", "blocks in use"), ("pool.idle_blocks", "idle blocks"), ("pool.fresh_blocks", "fresh blocks"),
+    ("pool.shared_blocks", "shared blocks"), ("pool.token_fill", "token fill"), ("queue.running", "requests running"),
+    ("queue.waiting", "requests waiting"),
+)  # fmt: skip
+SHARES = ("pool.used_share", "pool.token_fill")
 
 
 def title(found: Observed) -> str:
@@ -34,8 +42,11 @@ def title(found: Observed) -> str:
 
 
 def lead(found: Observed) -> str:
-    engines = counted(len(found.attached.engines), "engine")
-    return f"A recording of {found.end_s:,.1f} s: {counted(len(found.times_s), 'look')} at {engines}."
+    looks, engines = counted(len(found.times_s), "look"), counted(len(found.attached.engines), "engine")
+    ranks = counted(len(found.attached.streams), "rank")
+    said = [f"{looks} at {engines}"] if found.attached.servers or found.times_s else []
+    said += [f"KV events of {ranks}"] if found.attached.streams else []
+    return f"A recording of {found.end_s:,.1f} s{': ' if said else ''}{' and '.join(said)}."
 
 
 def parts(found: Observed) -> Iterator[tuple[str, list[str]]]:
@@ -77,10 +88,18 @@ def as_json(found: Observed) -> dict[str, Any]:
         },
         "servers": servers_json(found.state),
         "kv_events": streams_json(found.attached),
-        "evictions": None if no_events(found.state) else found.attached.num_removed,
-        "regretted_tokens": None if no_events(found.state) else found.state.cache.regret_tokens,
+        "evictions": _grown(found, "evictions", found.attached.num_removed),
+        "regretted_tokens": _grown(found, "regretted_tokens", found.state.cache.regret_tokens),
+        "lookup_ends": found.totals.by_label("lookup_ends/"),
         "not_known": [[s.start_s, s.end_s, s.who, s.why] for s in found.stretches],
     }
+
+
+def _grown(found: Observed, name: str, by_events: int) -> int | None:
+    """By the servers' own counters; else by KV events; None: neither was there."""
+    if (values := found.totals.sums(name)) is not None:
+        return round(values[0])
+    return None if no_events(found.state) else by_events
 
 
 def _truth(found: Observed, exact: str, name: str, values: object) -> str:
@@ -89,24 +108,28 @@ def _truth(found: Observed, exact: str, name: str, values: object) -> str:
 
 def _findings(found: Observed) -> Iterator[str]:
     attached = found.attached
+    answered = {server.name for server in attached.servers.values() if server.t_ok_ns is not None}
     if found.status != "complete":
         yield f"the recording is {found.status or 'not ended'}{f': {found.error}' if found.error else ''}"
     for server in attached.servers.values():
         if server.t_ok_ns is None:
             yield f"{server.name} never answered{f': {server.problem}' if server.problem else ''}: it is in no figure"
     for is_it, what in (
-        (lambda s: s.who in attached.servers, "a server did not answer"),
+        (lambda s: s.who in answered, "a server did not answer"),
         (lambda s: s.why == STOOD_STILL, "the gauges of an engine stood still, and what it said was not trusted"),
         (lambda s: s.why == NOT_LOOKED, "kvtop did not look"),
     ):
         if own := [stretch for stretch in found.stretches if is_it(stretch)]:
             total = sum((found.end_s if s.end_s is None else s.end_s) - s.start_s for s in own)
             times = "once" if len(own) == 1 else f"{len(own):,} times"
-            yield f"{times} {what}, for {total:,.1f} s in all: see When something was not known"
+            long = f", for {total:,.1f} s in all" if total >= 0.05 else ""  # the last look alone lasts no time
+            yield f"{times} {what}{long}: see When something was not known"
     if found.totals.num_restarts:
         yield f"{counted(found.totals.num_restarts, 'restart')} of engines: their counters began anew"
     if why := no_events(found.state):
-        yield f"blocks, evictions and what was wanted again are not reported: {why}"
+        is_counted = found.totals.sums("evictions") is not None
+        what = "cached blocks and the prefix tree" if is_counted else "blocks, evictions and what was wanted again"
+        yield f"{what} are not reported: {why}"
     elif attached.partial:
         yield f"the prefix tree is partial at the end: {attached.partial}"
     lost = sum(stream.num_lost for stream in attached.streams.values())
@@ -169,11 +192,14 @@ def _sums(found: Observed) -> str:
     for words, name in (("generated tokens a second", "generation_tokens"), ("requests finished a second", "finished")):
         values = totals.sums(name)
         if values is not None and seconds > 0:
-            rows.append([f"{words}, mean", f"{values[0] / seconds:,.3g}", totals.truth("exact", attached, name)])
-    for name, words in (
-        ("cache.evictions", "blocks removed from the cache"),
-        ("pool.cached_blocks", "cached at the end"),
-    ):
+            rows.append([f"{words}, mean", _rounded(values[0] / seconds), totals.truth("exact", attached, name)])
+    for reason, count in totals.by_label("lookup_ends/").items():
+        words = f"prefix matches that ended: {MISS_WORDS.get(reason, reason)}"
+        rows.append([words, f"{count:,.0f}", totals.truth("exact", attached, f"lookup_ends/{reason}")])
+    by_events = {"cache.evictions": "blocks removed from the cache", "pool.cached_blocks": "cached at the end"}
+    if totals.sums("evictions") is not None:  # counted above, of the recording: the number is since the server's start
+        del by_events["cache.evictions"]
+    for name, words in by_events.items():
         reading = read_number(found.state, name)
         if reading.value is not None:
             rows.append([words, f"{reading.value:,}", reading.truth])
@@ -217,11 +243,18 @@ def _gauges(found: Observed) -> str:
         values = [float(reading.value) for reading in known if isinstance(reading.value, int | float)]
         truths = sorted({reading.truth for reading in known})
         cells = [min(values), sum(values) / len(values), max(values)]
-        said = [percent(v) if name.endswith("share") else f"{v:,.3g}" for v in cells]
+        said = [percent(v) if name in SHARES else _rounded(v) for v in cells]
         rows.append([words, f"{len(values):,}", *said, "; ".join(truths)])
     if not rows:
         return paragraph("Gauges: not reported by any server.")
     return table(["At the looks", "n", "least", "mean", "most", "how true"], rows, kind="counted told")
+
+
+def _rounded(value: float) -> str:
+    """Three digits and at most two decimals: ``12,346``, ``8.55``, ``0.06``; what is not 0 is not shown as 0."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return "<0.01" if 0 < value < 0.005 else f"{value:.3g}" if value >= 1 else f"{value:.2f}" if value else "0"
 
 
 def _is_known(reading: Reading) -> bool:

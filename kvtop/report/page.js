@@ -1,7 +1,7 @@
 // The plots are in the page as drawings. Where there is room, each becomes a live one when it comes into view: drag and
 // wheel move and stretch time, a click in a legend picks a line, the menu saves a file.
 (() => {
-  const wide = 800;
+  const wide = 900; // a live plot keeps its size: where it would not fit, the drawing, which shrinks, is the better one
   const options = {
     renderer: "svg", ast: true, actions: { export: true, source: false, compiled: false, editor: false },
     tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" },

@@ -10,6 +10,7 @@ from kvtop.plots.sheet import DARK, LIGHT, safe
 from kvtop.report import charts, vega
 from kvtop.report.figure import Figure
 from kvtop.report.html import heading, paragraph
+from kvtop.values_in_text import bound
 
 # Nothing may be loaded, whatever a name in a table looks like; styles and scripts are those of the file itself.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -109,9 +110,10 @@ def _chapter(number: int, chapter: Chapter) -> Iterator[str]:
 def _figure(anchor: str, figure: Figure, drawing: str) -> str:
     """Title, drawing, caption, and what the drawing is made of."""
     title = f"<h4>{safe(figure.title)}</h4>"
-    caption = f"<figcaption>{safe(figure.caption)}</figcaption>"
+    words = bound(safe(figure.caption))
+    caption = f"<figcaption>{words}</figcaption>"
     if figure.spec is None:
-        return f'<div id="{anchor}">{title}<p class="lead">{safe(figure.caption)}</p></div>'
+        return f'<div id="{anchor}">{title}<p class="lead">{words}</p></div>'
     plot = f'<div class="plot" role="img" aria-label="{safe(figure.title)}">{drawing}</div>'
     spec = f'<script type="application/json">{vega.as_json(charts.finished(figure.spec))}</script>'
     return f'<figure id="{anchor}">{title}\n{plot}\n{caption}\n{spec}</figure>'

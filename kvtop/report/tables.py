@@ -11,6 +11,7 @@ from kvtop.analysis.measures import GOODPUT, HITS, LOAD, MEASURES, Measure, clas
 from kvtop.analysis.memory_report import ROWS
 from kvtop.analysis.paired import Differences, PairedMetric
 from kvtop.analysis.replicates import FOR_A_VERDICT, LOG_RATIO, ReplicateTest
+from kvtop.analysis.summary import RunSummary
 from kvtop.cli.comparison_cells import format_change, format_p, format_relative, format_unit, from_to, signed_ns
 from kvtop.cli.text import MISSING, format_ns, percent
 from kvtop.report.html import Row, pairs, table
@@ -20,7 +21,8 @@ MACHINE = ("os", "python", "torch", "triton", "transformers")
 
 
 def configuration(comparison: Comparison) -> str:
-    """What was run: every setting that is known; a table of those in which the columns differ."""
+    """What was run: every setting that is known; a table of those in which the columns differ. What all runs were made
+    of is beside the settings."""
     columns = comparison.columns
     manifests = [column.runs[0].manifest for column in columns]
     keys = dict.fromkeys((*CONFIGURATION, *MACHINE, "cost_model_hash", "kv_bytes_per_block", "cache_state", "slo"))
@@ -30,12 +32,13 @@ def configuration(comparison: Comparison) -> str:
         name, values = key.replace("_", " "), [_words(manifest.get(key)) for manifest in manifests]
         if len(set(values)) > 1:
             differing.append([name, *values])
-        elif values[0] != MISSING:
+        else:
             shared.append((name, values[0]))
     parts = []
     if differing:
         parts.append(table(["Differs", *(column.label for column in columns)], differing, kind="text"))
-    return "\n".join([*parts, pairs(shared)])
+    shared += [(name, values[0]) for name, values in _facts(comparison).items() if len(set(values)) == 1]
+    return "\n".join([*parts, pairs(entry for entry in shared if entry[1] != MISSING)])
 
 
 def _words(value: Any) -> str:
@@ -51,25 +54,33 @@ def _words(value: Any) -> str:
 
 
 def runs(comparison: Comparison) -> str:
-    """A row a run: where it lies, how it ended, what it was made of."""
-    rows = []
-    for column in comparison.columns:
-        for run in column.runs:
-            manifest = run.manifest
-            rows.append(
-                [
-                    column.label, Path(run.path).name, run.status, str(manifest.get("clock") or MISSING),
-                    f"{run.num_ok:,} / {run.num_requests:,}", _words(manifest.get("seed")),
-                    _words(manifest.get("replicate")), _words(manifest.get("started_utc")),
-                    *(str(manifest.get(key) or MISSING)[:12] for key in ("workload_hash", "trace_sha256")),
-                    _commit(manifest),
-                ]
-            )  # fmt: skip
-    header = [
-        "Run", "directory", "status", "clock", "ok / all", "seed", "replicate", "started (UTC)", "workload hash",
-        "trace sha256", "kvtop's commit",
-    ]  # fmt: skip
-    return table(header, rows, kind="runs")
+    """A row a run: where it lies, how it ended, and what it was made of where that differs."""
+    facts = {name: values for name, values in _facts(comparison).items() if len(set(values)) > 1}
+    rows = [
+        [label, Path(run.path).name, run.status, f"{run.num_ok:,} / {run.num_requests:,}"]
+        for label, run in _labelled(comparison)
+    ]
+    rows = [[*row, *(values[place] for values in facts.values())] for place, row in enumerate(rows)]
+    return table(["Run", "directory", "status", "ok / all", *facts], rows, kind="runs")
+
+
+def _labelled(comparison: Comparison) -> list[tuple[str, RunSummary]]:
+    return [(column.label, run) for column in comparison.columns for run in column.runs]
+
+
+def _facts(comparison: Comparison) -> dict[str, list[str]]:
+    """What the runs were made of, by name: a value a run."""
+    manifests = [run.manifest for _, run in _labelled(comparison)]
+    return {
+        "seed": [_words(manifest.get("seed")) for manifest in manifests],
+        "replicate": [_words(manifest.get("replicate")) for manifest in manifests],
+        "started (UTC)": [
+            _words(manifest.get("started_utc")).replace("T", " ").partition(".")[0] for manifest in manifests
+        ],
+        "workload hash": [_words(manifest.get("workload_hash"))[:12] for manifest in manifests],
+        "trace sha256": [_words(manifest.get("trace_sha256"))[:12] for manifest in manifests],
+        "kvtop's commit": [_commit(manifest) for manifest in manifests],
+    }
 
 
 def _commit(manifest: dict[str, Any]) -> str:
@@ -126,7 +137,7 @@ def chance(comparison: Comparison) -> Iterator[str]:
         metrics = [metric for metric in found.paired if metric.all.n]
         if metrics:
             header = [f"By request, {column.label} - {first}", "n", "p5", "p50", "p95", "slower", "faster", "most lost"]
-            yield table(header, [row for metric in metrics for row in _paired_rows(metric)], kind="counted")
+            yield table(header, [row for metric in metrics for row in _paired_rows(metric)], kind="counted told")
     rows = list(_own_intervals(comparison))
     if rows:
         yield table(["This run only, 95 %", *(column.label for column in comparison.columns)], rows)

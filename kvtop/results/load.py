@@ -83,9 +83,11 @@ def open_run(run_dir: str | os.PathLike[str]) -> Run:
         raise UsageError(f"{path}: this run is still being written; wait until it ends, or stop it")
     manifest = read_manifest(path) if (path / MANIFEST_NAME).exists() else {}
     if manifest.get("executor") == EXECUTOR:
+        readers = ["`kvtop replay`", "`kvtop report`", "`kvtop once`"]
+        readers += ["`kvtop trace convert`"] if manifest.get("kv_events") else []  # which are what it makes requests of
         raise UsageError(
             f"{path}: a recording of an attached server tells of no single request, so there are no tables to read; "
-            "`kvtop replay`, `kvtop report`, `kvtop once` and `kvtop trace convert` read it"
+            f"{', '.join(readers[:-1])} and {readers[-1]} read it"
         )
     missing = [name for name in SCHEMAS if not (path / f"{name}.parquet").exists()]
     if missing or manifest.get("status", RUNNING) == RUNNING:

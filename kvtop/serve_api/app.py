@@ -208,11 +208,17 @@ def _too_large(limit: int) -> ApiError:
 
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path, headers = shown(request.url.path), dict(error.headers or {})
     if error.status_code == 404:
-        told = ApiError(404, f"there is no {shown(request.url.path)}", kind="not_found_error", code="not_found")
+        told = ApiError(404, f"there is no {path}", kind="not_found_error", code="not_found")
+    elif error.status_code == 405:
+        allowed = headers.get("Allow", "another method")
+        told = ApiError(405, f"{shown(request.method)} at {path}, expected {allowed}", code="method_not_allowed")
     else:
         told = ApiError(error.status_code, str(error.detail), code="bad_request")
-    return told.response()
+    answer = told.response()
+    answer.headers.update(headers)
+    return answer
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:

@@ -15,6 +15,8 @@ WINDOW_NS = 60_000_000_000  # latency and hits look back this long, as in the em
 EXECUTOR = "attached"  # what a manifest says in place of an executor of ours
 STILL_SCRAPES = 5  # so many looks without any change while requests run: nobody counts any more
 HISTORY_ROWS = 4096
+STATES = ("blocks/used", "blocks/idle", "blocks/fresh", "blocks/in_transfer")
+"""Gauges of kvtop's own servers: together all blocks that are not withheld."""
 
 
 class Point(NamedTuple):
@@ -149,6 +151,24 @@ def capacity(engine: Engine) -> int | None:
     if not usage:
         return blocks - 1 if any(_off(p, blocks - 1) <= _off(p, blocks) for p in _usages(engine)) else blocks
     return blocks - 1 if _off(usage, blocks - 1) <= _off(usage, blocks) else blocks
+
+
+class Occupancy(NamedTuple):
+    """Blocks in use, those that can be had, and all that may be in use."""
+
+    used: float
+    reclaimable: float
+    usable: float
+
+
+def occupancy(engine: Engine, sample: EngineSample) -> Occupancy | None:
+    """As one look at ``engine`` tells: by the blocks' states, else by share and capacity. None: it tells neither."""
+    states = [count for name in STATES if (count := sample.gauges.get(name)) is not None]
+    if len(states) == len(STATES):
+        used, idle, fresh, _ = states
+        return Occupancy(used, idle + fresh, sum(states))
+    usage, size = sample.gauges.get("usage"), capacity(engine)
+    return None if usage is None or not size else Occupancy(usage * size, size - usage * size, size)
 
 
 def _usages(engine: Engine) -> list[float]:

@@ -1,14 +1,21 @@
-"""Attached servers as JSON: numbers with their truth, servers with their engines, ranks of KV events."""
+"""Attached servers as JSON: numbers with their truth, servers with their engines, ranks of KV events.
+
+What only kvtop's own servers tell is there as they tell it, since their start: ``told`` of each engine.
+"""
 
 from __future__ import annotations
 
+from kvtop.engine.events import EngineSample
 from kvtop.state.attached import Attached, capacity
-from kvtop.state.attached_numbers import read_number
+from kvtop.state.attached_numbers import figure, read_number
 from kvtop.state.model import RunState
 
 
 def to_json(state: RunState, names: list[str]) -> dict[str, dict[str, object]]:
-    """Each number with its truth; ``lo`` and ``hi`` of a range (``hi`` null: above ``lo``), what is missing."""
+    """Each number with its truth; ``lo`` and ``hi`` of a range (``hi`` null: above ``lo``), what is missing.
+
+    ``by``: what it is the sum of, where servers tell; ``formula`` where it is not that of an engine of our own.
+    """
     found: dict[str, dict[str, object]] = {}
     for name in names:
         reading = read_number(state, name)
@@ -17,6 +24,10 @@ def to_json(state: RunState, names: list[str]) -> dict[str, dict[str, object]]:
             found[name] |= {"value": None, "lo": reading.lo, "hi": reading.hi}
         if reading.missing:
             found[name]["missing"] = reading.missing
+        if reading.by:
+            found[name]["by"] = dict(reading.by)
+        if reading.value is not None and (formula := figure(name).formula):
+            found[name]["formula"] = formula
     return found
 
 
@@ -40,12 +51,24 @@ def servers_json(state: RunState) -> list[dict[str, object]]:
                     "waiting": engine.last.gauges.get("waiting"),
                     "restarts": engine.num_restarts,
                     "stands_still": engine.stands_still,
+                    "simulated": engine.last.info.get("simulated") == "True",
+                    "told": _told(engine.last),
                 }
                 for engine in server.engines.values()
             ],
         }
         for server in attached.servers.values()
     ]
+
+
+def _told(sample: EngineSample) -> dict[str, dict[str, float]]:
+    """Figures that come one for each value of a label, as they stand there: ``{"blocks": {"used": 3}}``."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in (sample.gauges | sample.counters).items():
+        family, slash, label = name.partition("/")
+        if slash:
+            found.setdefault(family, {})[label] = value
+    return found
 
 
 def streams_json(attached: Attached) -> list[dict[str, object]]:

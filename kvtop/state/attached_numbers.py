@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from kvtop.state.attached import WINDOW_NS, Attached, Engine, capacity, growth, rate
+from kvtop.state.attached import Attached, Engine, capacity, occupancy, rate
+from kvtop.state.attached_own import OWN, parts
 from kvtop.state.attached_reading import (
-    NO_CAUSE,
-    NO_FREE,
     NO_GROWTH,
     NO_REFS,
     TWO_LOOKS,
     TWO_USAGES,
-    Read,
+    Figure,
     Reading,
     doubtful,
     exact,
@@ -24,6 +23,7 @@ from kvtop.state.attached_sums import (
     Sum,
     added_counter,
     added_gauge,
+    added_growth,
     merged,
     quantile,
     servers_part,
@@ -44,7 +44,7 @@ def read_number(state: RunState, name: str) -> Reading:
     """Number ``name`` of an attached run."""
     attached = state.attached
     assert attached is not None, "the run is not attached"
-    found = READS.get(name, never(NO_REFS))(attached, state)
+    found = figure(name).read(attached, state)
     if found.value is None or found.truth in ("events", "partial", "n/a"):
         return found
     if attached.is_stale(state.t_ns):
@@ -56,12 +56,22 @@ def read_number(state: RunState, name: str) -> Reading:
     return found
 
 
-def _gauge(name: str) -> Read:
-    return lambda attached, state: exact(added_gauge(attached, name), attached, name)
+def figure(name: str) -> Figure:
+    """How number ``name`` is read; one that no server reports says so."""
+    return FIGURES.get(name, never(NO_REFS))
 
 
-def _counter(name: str) -> Read:
-    return lambda attached, state: exact(added_counter(attached, name), attached, name)
+def _gauge(name: str) -> Figure:
+    return Figure(lambda attached, state: _with_parts(added_gauge(attached, name), attached, name), ((name,),))
+
+
+def _counter(name: str) -> Figure:
+    return Figure(lambda attached, state: _with_parts(added_counter(attached, name), attached, name), ((name,),))
+
+
+def _with_parts(found: Sum, attached: Attached, name: str) -> Reading:
+    reading = exact(found, attached, name)
+    return reading if reading.value is None else reading._replace(by=parts(attached, f"{name}/"))
 
 
 def _blocks(attached: Attached, state: RunState) -> Reading:
@@ -94,12 +104,6 @@ def _cached(attached: Attached, state: RunState) -> Reading:
     )
 
 
-def _evictions(attached: Attached, state: RunState) -> Reading:
-    if why := no_events(state):
-        return missing(why)
-    return Reading(attached.num_removed, "partial" if attached.partial else "events")
-
-
 def _hit_rate(attached: Attached, state: RunState) -> Reading:
     found = added_counter(attached, "hit_tokens", "query_tokens")
     if found.values is not None and found.values[1]:
@@ -111,10 +115,7 @@ def _hit_rate(attached: Attached, state: RunState) -> Reading:
 
 
 def _recent_hit_rate(attached: Attached, state: RunState) -> Reading:
-    found = together(
-        attached, ("hit_tokens", "query_tokens"),
-        lambda engine, name: (growth(engine, name, state.t_ns, WINDOW_NS) or (None,))[0],
-    )  # fmt: skip
+    found = added_growth(attached, ("hit_tokens", "query_tokens"), state.t_ns)
     if found.values is None:
         both = added_counter(attached, "hit_tokens", "query_tokens").values is not None
         return missing(TWO_LOOKS if both else _problem_of_two(attached))
@@ -133,26 +134,26 @@ def _rates(attached: Attached, state: RunState, *names: str) -> Sum:
     return together(attached, names, lambda engine, name: rate(engine, name, state.t_ns, RATE_NS))
 
 
-def _rate(name: str) -> Read:
+def _rate(name: str) -> Figure:
     def read(attached: Attached, state: RunState) -> Reading:
         found = _rates(attached, state, name)
         if found.value is None and added_counter(attached, name).value is not None:
             return missing(TWO_LOOKS)
         return exact(found, attached, name)
 
-    return read
+    return Figure(read, ((name,),))
 
 
 def _computed(attached: Attached, state: RunState) -> Reading:
     """Prompt tokens less those found in the cache: the server counts the two at different moments."""
     found = _rates(attached, state, "prompt_tokens", "hit_tokens")
     if found.values is None:
-        each = [_rate(name)(attached, state).missing for name in ("prompt_tokens", "hit_tokens")]
+        each = [_rate(name).read(attached, state).missing for name in ("prompt_tokens", "hit_tokens")]
         return missing(each[0] or each[1] or "no engine reports both prompts and hits")
     return truly(max(0.0, found.values[0] - found.values[1]), "estimate", found.part)
 
 
-def _bucket(name: str, q: float) -> Read:
+def _bucket(name: str, q: float) -> Figure:
     def read(attached: Attached, state: RunState) -> Reading:
         found = merged(attached, name, state.t_ns)
         if found.histogram is None:
@@ -166,17 +167,17 @@ def _bucket(name: str, q: float) -> Read:
         low, high = ends[0] * NS, None if ends[1] is None else ends[1] * NS
         return truly(low if high is None else high, "bucket", found.part)._replace(lo=low, hi=high)
 
-    return read
+    return Figure(read, ((name,),))
 
 
-def _samples(name: str) -> Read:
+def _samples(name: str) -> Figure:
     def read(attached: Attached, state: RunState) -> Reading:
         found = merged(attached, name, state.t_ns)
         if found.histogram is None:
             return missing(found.problem or _no_samples(attached, name))
         return truly(round(found.histogram.counts[-1]), "exact", found.part)
 
-    return read
+    return Figure(read, ((name,),))
 
 
 def _no_samples(attached: Attached, name: str) -> str:
@@ -186,15 +187,14 @@ def _no_samples(attached: Attached, name: str) -> str:
 
 
 def _slope(attached: Attached, state: RunState) -> Sum:
-    """Change of used blocks a second over the last ten seconds, by the usage gauges."""
+    """Change of used blocks a second over the last ten seconds, by the gauges."""
 
     def read(engine: Engine, name: str) -> float | None:
-        ends, size = engine.ends(state.t_ns, SLOPE_NS), capacity(engine)
-        if ends is None or size is None:
+        if (ends := engine.ends(state.t_ns, SLOPE_NS)) is None:
             return None
-        first, last = (point.sample.gauges.get("usage") for point in ends)
+        first, last = (occupancy(engine, point.sample) for point in ends)
         seconds = (ends[1].t_ns - ends[0].t_ns) / NS
-        return None if first is None or last is None or seconds <= 0 else (last - first) * size / seconds
+        return None if first is None or last is None or seconds <= 0 else (last.used - first.used) / seconds
 
     return together(attached, ("slope",), read)
 
@@ -208,7 +208,7 @@ def _reclaimable(attached: Attached, state: RunState) -> Reading:
     found = used_blocks(attached)
     if found.values is None:
         return missing(_used(attached, state).missing)
-    return truly(round(found.values[1] - found.values[0]), "exact", found.part)
+    return truly(round(found.values[1]), "exact", found.part)
 
 
 def _runway(attached: Attached, state: RunState) -> Reading:
@@ -220,52 +220,34 @@ def _runway(attached: Attached, state: RunState) -> Reading:
     return truly(left.value / slope.value * NS, "estimate", slope.part) if slope.value > 0 else missing(NO_GROWTH)
 
 
-def _lost(attached: Attached, state: RunState) -> Reading:
-    if why := no_events(state):
-        return missing(why)
-    return Reading(sum(stream.num_lost for stream in attached.streams.values()), "events")
+_USED = (("blocks/used",), ("usage", "num_blocks"))
+_NO_REQUESTS = never("servers do not report single requests")
 
-
-READS: dict[str, Read] = {
-    "pool.num_blocks": _blocks,
-    "pool.used_share": _used_share,
-    "pool.used_blocks": _used,
-    "pool.cached_blocks": _cached,
-    "pool.idle_blocks": never(NO_FREE),
-    "pool.fresh_blocks": never(NO_FREE),
-    "pool.in_transfer_blocks": never("servers do not report it"),
-    "pool.token_fill": never("servers do not report it"),
-    "pool.tail_waste_slots": never("servers do not report it"),
-    "runway.reclaimable_blocks": _reclaimable,
-    "runway.growth_blocks_s": _growth,
-    "runway.ns": _runway,
+FIGURES: dict[str, Figure] = OWN | {
+    "pool.num_blocks": Figure(_blocks, (("num_blocks",), ("capacity_tokens",))),
+    "pool.used_share": Figure(_used_share, (("usage",),)),
+    "pool.used_blocks": Figure(_used, _USED),
+    "pool.cached_blocks": Figure(_cached),
+    "runway.reclaimable_blocks": Figure(_reclaimable, (("blocks/fresh", "blocks/idle"), *_USED[1:])),
+    "runway.growth_blocks_s": Figure(_growth, _USED),
+    "runway.ns": Figure(_runway, _USED),
     "queue.running": _gauge("running"),
     "queue.waiting": _gauge("waiting"),
-    "queue.oldest_ns": never("servers do not report single requests"),
-    "cache.hit_rate": _hit_rate,
+    "queue.oldest_ns": _NO_REQUESTS,
+    "cache.hit_rate": Figure(_hit_rate, (("hit_tokens", "query_tokens"), ("hit_rate",))),
     "cache.query_tokens": _counter("query_tokens"),
     "cache.hit_tokens": _counter("hit_tokens"),
-    "cache.recent_hit_rate": _recent_hit_rate,
-    "cache.recent_request_hit_rate": never("servers do not report single requests"),
-    "cache.evictions": _evictions,
-    "latency.slo_attainment": never("servers do not report single requests"),
-    "latency.slo_judged": never("servers do not report single requests"),
-    "throughput.prefill_tokens_s": _computed,
+    "cache.recent_hit_rate": Figure(_recent_hit_rate, (("hit_tokens", "query_tokens"),)),
+    "cache.recent_request_hit_rate": _NO_REQUESTS,
+    "latency.slo_attainment": _NO_REQUESTS,
+    "latency.slo_judged": _NO_REQUESTS,
+    "throughput.prefill_tokens_s": Figure(_computed, (("prompt_tokens", "hit_tokens"),)),
     "throughput.decode_tokens_s": _rate("generation_tokens"),
     "throughput.requests_s": _rate("finished"),
     "throughput.step_ns": never("servers do not report single steps"),
     "run.preemptions": _counter("preemptions"),
-    "run.recomputed_tokens": never("servers do not report it"),
-    "run.copies": never("servers do not report it"),
     "run.finished": _counter("finished"),
     "run.rejected": _counter("rejected"),
-    "run.events_dropped": _lost,
-    **{
-        f"cache.missed_{reason}": never(NO_CAUSE)
-        for reason in (
-            "never_seen", "evicted", "last_token", "not_yet_computed", "other_salt", "prompt_logprobs", "cache_off",
-        )
-    },
     **{
         f"latency.{key}_p{part}_ns": _bucket(key, part / 100)
         for key in LATENCIES

@@ -2,6 +2,7 @@
 
     exact      a gauge or counter of the server's, as it stood at the last look
     bucket     between two bounds of a histogram: a range, never a point
+    lookups    the same as exact, but a share of lookups where an engine of our own tells one of tokens
     events     from the blocks that were stored and removed
     estimate   worked out from the above
     n/a        not reported, and what would report it
@@ -28,10 +29,15 @@ TWO_LOOKS = "two looks are needed"
 TWO_USAGES = "usage and pool size are needed, twice"
 NO_GROWTH = "used blocks do not grow"
 NO_CAUSE = "servers do not report why a match ended"
+NOT_REPORTED = "servers do not report it"
+NO_STEP = "kvtop's server tells it from its first step on"
 
 
 class Reading(NamedTuple):
-    """``value`` None: not reported, and ``missing`` says why. ``lo``, ``hi``: ends of a bucket (``hi`` None: above)."""
+    """``value`` None: not reported, and ``missing`` says why. ``lo``, ``hi``: ends of a bucket (``hi`` None: above).
+
+    ``by``: what ``value`` is the sum of, where the server tells, by name: ``(("no_blocks", 3.0),)``.
+    """
 
     value: float | str | None
     truth: str
@@ -39,9 +45,22 @@ class Reading(NamedTuple):
     hi: float | None = None
     missing: str = ""
     is_estimate: bool = False
+    by: tuple[tuple[str, float], ...] = ()
 
 
 Read = Callable[[Attached, RunState], Reading]
+
+
+class Figure(NamedTuple):
+    """How a number is read of attached servers, and where from.
+
+    ``sources``: what it is from, by the names of ``attach.metric_names``; of several rows, the first that a server
+    tells whole. ``formula``: what is told, where that is not what ``state.numbers`` says.
+    """
+
+    read: Read
+    sources: tuple[tuple[str, ...], ...] = ()
+    formula: str = ""
 
 
 def missing(why: str) -> Reading:
@@ -87,9 +106,16 @@ def problem(attached: Attached, name: str) -> str:
     return f"the server says {broken}" if broken is not None else "the server does not report it"
 
 
-def never(why: str) -> Read:
+def never(why: str) -> Figure:
     """Of a figure that no server reports."""
-    return lambda attached, state: missing(why)
+    return Figure(lambda attached, state: missing(why))
+
+
+def unless_own(attached: Attached, name: str, why: str) -> str:
+    """Why nothing says ``name``, which only kvtop's own servers do: ``why``, of others."""
+    kinds = {server.kind for server in attached.servers.values()}
+    is_broken = any(name in engine.last.broken for engine in attached.engines)
+    return problem(attached, name) if is_broken else NO_STEP if kinds == {"kvtop"} else why
 
 
 def exact(found: Sum, attached: Attached, name: str) -> Reading:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvtop.engine.events import Histogram
-from kvtop.state.attached import WINDOW_NS, Attached, Engine, Server, capacity
+from kvtop.state.attached import WINDOW_NS, Attached, Engine, Occupancy, Server, growth, occupancy
 
 Read = Callable[[Engine, str], float | None]
 
@@ -74,22 +74,33 @@ def _of_server(server: Server, names: tuple[str, ...], read: Read) -> tuple[list
     return [sum(column) for column in zip(*full, strict=True)] if full else [0.0] * len(names), len(full)
 
 
-def added_gauge(attached: Attached, name: str) -> Sum:
-    return together(attached, (name,), lambda engine, name: engine.last.gauges.get(name))
+def added_gauge(attached: Attached, *names: str) -> Sum:
+    return together(attached, names, lambda engine, name: engine.last.gauges.get(name))
 
 
 def added_counter(attached: Attached, *names: str) -> Sum:
     return together(attached, names, lambda engine, name: engine.last.counters.get(name))
 
 
+def added_growth(attached: Attached, names: tuple[str, ...], now_ns: int, span_ns: int = WINDOW_NS) -> Sum:
+    """How much the counters ``names`` have grown within the last ``span_ns``."""
+    return together(attached, names, lambda engine, name: (growth(engine, name, now_ns, span_ns) or (None,))[0])
+
+
+def labels_of(attached: Attached, family: str) -> list[str]:
+    """The figures of ``family`` (``waiting/``) that some engine tells, by name."""
+    tables = (table for engine in attached.engines for table in (engine.last.gauges, engine.last.counters))
+    return sorted({name for table in tables for name in table if name.startswith(family)})
+
+
 def used_blocks(attached: Attached) -> Sum:
-    """Blocks in use, and all blocks, of the engines that report both."""
+    """Blocks in use, those that can be had, and all, of the engines that report them."""
 
     def read(engine: Engine, name: str) -> float | None:
-        usage, size = engine.last.gauges.get("usage"), capacity(engine)
-        return None if usage is None or not size else usage * size if name == "used" else size
+        found = occupancy(engine, engine.last)
+        return None if found is None else getattr(found, name)
 
-    return together(attached, ("used", "all"), read)
+    return together(attached, Occupancy._fields, read)
 
 
 def used_share(attached: Attached) -> Sum:
@@ -101,7 +112,7 @@ def used_share(attached: Attached) -> Sum:
     if len(engines) == 1 and (usage := engines[0].last.gauges.get("usage")) is not None:
         return Sum((usage,), servers_part(attached))
     found = used_blocks(attached)
-    return found if found.values is None else Sum((found.values[0] / found.values[1],), found.part)
+    return found if found.values is None else Sum((found.values[0] / found.values[2],), found.part)
 
 
 def merged(attached: Attached, name: str, now_ns: int, span_ns: int = WINDOW_NS) -> Merged:

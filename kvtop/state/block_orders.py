@@ -52,12 +52,14 @@ def _eviction(state: RunState, tree: PrefixTree) -> np.ndarray | None:
     return np.concatenate([fresh, idle, moving, stuck, used, (states == WITHHELD).nonzero()[0]])
 
 
-def _owner(state: RunState, tree: PrefixTree) -> np.ndarray:
-    """By sequence in order of arrival, each in the order of its tables; then what nobody holds."""
+def _owner(state: RunState, tree: PrefixTree) -> np.ndarray | None:
+    """By sequence in order of arrival, each in the order of its tables; then what nobody holds. Servers name nobody."""
     import numpy as np
 
     pool = state.pool
     assert pool is not None
+    if state.attached is not None:
+        return None
     tables = [table for seq in state.sequences.values() for table in seq.tables]
     named = np.fromiter(chain.from_iterable(tables), np.int64)
     named = named[named != NULL_BLOCK]

@@ -124,12 +124,13 @@ class CacheLog:
         """An attached server's rank removed a block (of the first KV group; groups may have equal keys)."""
         if not decision[2]:
             self.owners.add(owner)
-            self.evicted((owner, decision[4]), step, "")
+            self.evicted([(owner, decision[4])], step, "")
 
-    def evicted(self, key: Ghost, step: int | None, cause: str) -> None:
-        ghosts = self.ghosts
-        ghosts.pop(key, None)  # to the end
-        ghosts[key] = (step, cause)
+    def evicted(self, keys: Iterable[Ghost], step: int | None, cause: str) -> None:
+        ghosts, end = self.ghosts, (step, cause)
+        for key in keys:
+            ghosts.pop(key, None)  # to the end
+            ghosts[key] = end
         if len(ghosts) > 2 * GHOSTS_KEPT:
             self.ghosts = dict(islice(ghosts.items(), len(ghosts) - GHOSTS_KEPT, None))
 

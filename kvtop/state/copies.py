@@ -116,8 +116,9 @@ class Copier:
             empty |= {name: getattr(pool, name)[:0] for name in _NUMBERS}
             pool = replace(pool, dirty=set(), rekeyed=set(), **empty)
         bare = replace(
-            state, pool=pool, logs=RequestLogs(), cache=CacheLog(), sequences={}, arrivals={}, finished=deque()
-        )
+            state, pool=pool, logs=RequestLogs(), cache=CacheLog(), sequences={}, arrivals={}, finished=deque(),
+            last_runs=[],
+        )  # fmt: skip
         rest = (
             bare,
             [_row(seq) for seq in state.sequences.values()],

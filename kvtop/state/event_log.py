@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvtop.engine.events import (
@@ -70,7 +72,7 @@ class EventLog:
         """Add the lines of ``event``, which has been folded into ``state``."""
         if isinstance(event, StepEvent):
             if event.admitted or event.evictions or event.preemptions or event.finished or event.copies:
-                self._step(event)
+                self._step(state, event)
             return
         match event:
             case RequestEvent(phase="finished"):
@@ -108,25 +110,24 @@ class EventLog:
                 text = f"{counted(count, 'block')} removed from the cache{when}; for whom is not reported"
                 self._add(state, "EVICT", "", text)
 
-    def _step(self, event: StepEvent) -> None:
-        evicted: dict[str, list[Decision]] = {}
+    def _step(self, state: RunState, event: StepEvent) -> None:
+        idle_steps: dict[str, list[int]] = {}  # of evicted blocks, by whom they were evicted for
         copies: Counter[str] = Counter()
-        for decision in [decision for decision in event.decisions if decision[0] in _TOLD]:
-            kind = decision[0]
+        for kind, run in state.last_runs:
             if kind == "evict":
-                evicted.setdefault(decision[1], []).append(decision)
+                for who, gone in groupby(run, itemgetter(1)):
+                    idle_steps.setdefault(who, []).extend([decision[7] for decision in gone])
             elif kind == "copy":
-                copies[decision[1]] += 1
-            else:
-                name, who, text = _LINES[kind](decision)
-                if text:
-                    self._append(event.step, event.t_done_ns, name, who, text)
-        for who, gone in evicted.items():
-            idle = [decision[7] for decision in gone]
+                copies.update([decision[1] for decision in run])
+            elif line := _LINES.get(kind):
+                for name, who, text in map(line, run):
+                    if text:
+                        self._append(event.step, event.t_done_ns, name, who, text)
+        for who, idle in idle_steps.items():
             low, high = min(idle), max(idle)
             span = counted(low, "step") if low == high else f"{low:,} to {high:,} steps"
             why = "to make the pool smaller" if who == "limit" else f"for {who}"
-            text = f"{counted(len(gone), 'block')} {why}, idle for {span}"
+            text = f"{counted(len(idle), 'block')} {why}, idle for {span}"
             self._append(event.step, event.t_done_ns, "EVICT", who, text)
         for who, count in copies.items():
             self._append(event.step, event.t_done_ns, "COPY", who, f"{who}: {counted(count, 'block')} copied on write")
@@ -196,5 +197,3 @@ _LINES: dict[str, Maker] = {
     "lookup": _lookup,
     "preempted": _preempted,
 }
-
-_TOLD = {*_LINES, "evict", "copy"}

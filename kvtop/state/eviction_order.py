@@ -12,6 +12,7 @@ from kvtop.state.windows import recent_rate
 if TYPE_CHECKING:
     import numpy as np
 
+NOT_TOLD = "not reported"  # the policy of attached servers
 EVICTION_WINDOW_NS = 10_000_000_000
 
 _Keys = Callable[[PoolState], "list[np.ndarray]"]
@@ -46,8 +47,8 @@ def column(values: object) -> np.ndarray:
 
 
 def policy_of(state: RunState) -> str:
-    """The run's eviction policy; lru where the manifest does not name one, as in the engine."""
-    return str(state.manifest.get("eviction") or "lru")
+    """The run's eviction policy; lru where the manifest does not name one, as in the engine. Servers do not tell it."""
+    return NOT_TOLD if state.attached is not None else str(state.manifest.get("eviction") or "lru")
 
 
 def eviction_order(pool: PoolState, tree: PrefixTree, policy: str) -> np.ndarray | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
+from itertools import groupby
+from operator import itemgetter
 
 from kvtop.engine.events import Decision, StepEvent
 from kvtop.state.model import RunState
@@ -142,16 +144,17 @@ def _cleared(state: RunState, event: StepEvent, decision: Decision) -> None:
     state.cache.ghosts.clear()  # the reset would have dropped them, too
 
 
+_FOR_WHOM = itemgetter(1)
+
+
 def _evict(state: RunState, event: StepEvent, run: list[Decision]) -> None:
-    publisher, step, evicted = state.pool.publisher if state.pool is not None else None, event.step, state.cache.evicted
-    last, log = None, None
-    for decision in run:
-        if decision[1] != last:
-            last, log = decision[1], _log_of(state, decision[1])
-        if not decision[2]:
-            evicted(decision[4], step, decision[1])
+    publisher = state.pool.publisher if state.pool is not None else None
+    for seq_id, evicted in groupby(run, _FOR_WHOM):
+        own = list(evicted)
+        state.cache.evicted([decision[4] for decision in own if not decision[2]], event.step, seq_id)
+        log = _log_of(state, seq_id)
         if log is not None:
-            log.add_eviction(decision, step, (publisher[decision[3]] or None) if publisher is not None else None)
+            log.add_evictions(own, event.step, publisher)
 
 
 def _one_by_one(keep: Callable[[RunState, StepEvent, Decision], None]) -> Keep:

@@ -11,11 +11,9 @@ from typing import Any
 from kvtop.analysis.outcome import status_of
 from kvtop.analysis.slo import Goodput, goodput, parse_slo
 from kvtop.analysis.stats import counted_percentile
-from kvtop.state.model import LATENCY_WINDOW_NS, RunState, Samples
+from kvtop.state.model import RunState
 from kvtop.state.request_rows import EndedRow, Row, ended_rows
-
-Point = tuple[int, int, int]
-"""When, how long, how many: as in ``Samples``."""
+from kvtop.state.samples import LATENCY_WINDOW_NS, Point, Samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtop.engine.events import RequestEvent, StepEvent
+from kvtop.engine.events import Decision, RequestEvent, StepEvent
 from kvtop.engine.types import NULL_BLOCK
 from kvtop.state.attached import Attached
 from kvtop.state.cache_log import CacheLog
 from kvtop.state.request_logs import Entry, RequestLogs
+from kvtop.state.samples import Lookups, PreemptedGaps, Samples
 
 FRESH, IDLE, USED, IN_TRANSFER, WITHHELD = range(5)
 """Values of ``PoolState.state``, in the order fresh, idle, used, in transfer, withheld."""
@@ -19,7 +20,6 @@ FRESH, IDLE, USED, IN_TRANSFER, WITHHELD = range(5)
 NOT_KNOWN = -1
 
 HISTORY_STEPS = 4096  # steps kept for charts
-LATENCY_WINDOW_NS = 60_000_000_000  # p50/p99 on screen look back this long
 
 
 @dataclass(slots=True)
@@ -147,91 +147,49 @@ class SequenceState:
         return [block for table in self.tables for block in table if block != NULL_BLOCK]
 
 
+def _column() -> array[int]:
+    return array("q")
+
+
 @dataclass(slots=True)
 class History:
     """One column a quantity, one entry a step, oldest first, at most HISTORY_STEPS."""
 
-    t_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    used: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    idle: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    fresh: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    running: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    waiting: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    prefill_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    decode_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    step_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    evictions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    preemptions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    step: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    start_ns: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
-    waiting_reason: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))  # of the head of the queue
+    t_ns: array[int] = field(default_factory=_column)
+    used: array[int] = field(default_factory=_column)
+    idle: array[int] = field(default_factory=_column)
+    fresh: array[int] = field(default_factory=_column)
+    running: array[int] = field(default_factory=_column)
+    waiting: array[int] = field(default_factory=_column)
+    prefill_tokens: array[int] = field(default_factory=_column)
+    decode_tokens: array[int] = field(default_factory=_column)
+    step_ns: array[int] = field(default_factory=_column)
+    evictions: array[int] = field(default_factory=_column)
+    preemptions: array[int] = field(default_factory=_column)
+    finished: array[int] = field(default_factory=_column)
+    step: array[int] = field(default_factory=_column)
+    start_ns: array[int] = field(default_factory=_column)
+    waiting_reason: list[str] = field(default_factory=list)  # of the head of the queue
 
-
-@dataclass(slots=True)
-class Samples:
-    """Latency samples (t_ns, value_ns, how many) inside LATENCY_WINDOW_NS of the newest, oldest first.
-
-    Counted, since a step's gaps are nearly all the same one: a thousand sequences make two or three points of it.
-    """
-
-    points: deque[tuple[int, int, int]] = field(default_factory=deque)
-
-    def add(self, t_ns: int, value_ns: int, count: int = 1) -> None:
-        self.points.append((t_ns, value_ns, count))
-        self.expire(t_ns)
-
-    def expire(self, now_ns: int) -> None:
-        points, limit = self.points, now_ns - LATENCY_WINDOW_NS
-        while points and points[0][0] < limit:
-            points.popleft()
-
-
-@dataclass(slots=True)
-class PreemptedGaps:
-    """Gaps between tokens that hold a preemption: (t_ns, gap_ns, sequence), as long as latency samples."""
-
-    points: deque[tuple[int, int, str]] = field(default_factory=deque)
-    away: dict[str, int] = field(default_factory=dict)  # sequence without blocks -> when its last token came
-
-    def back(self, sequences: dict[str, SequenceState], t_ns: int) -> None:
-        """At the end of a step: whoever emitted in it is back."""
-        for seq_id, before_ns in list(self.away.items()):
-            seq = sequences.get(seq_id)
-            if seq is not None and seq.t_last_token_ns == t_ns:
-                self.points.append((t_ns, t_ns - before_ns, seq_id))
-            if seq is None or seq.t_last_token_ns == t_ns:
-                del self.away[seq_id]
-        while self.points and self.points[0][0] < t_ns - LATENCY_WINDOW_NS:
-            self.points.popleft()
-
-
-@dataclass(slots=True)
-class Lookups:
-    """Prefix lookups (t_ns, prompt tokens, of them found, why the match ended, request) as long as latency samples.
-
-    The sums are those of ``points``. ``missed``: tokens behind the end of a match, by why it ended there.
-    """
-
-    points: deque[tuple[int, int, int, str, str]] = field(default_factory=deque)
-    prompt_tokens: int = 0
-    found_tokens: int = 0
-    num_with_hits: int = 0
-    missed: dict[str, int] = field(default_factory=dict)
-
-    def add(self, t_ns: int, prompt: int, found: int, reason: str, request_id: str) -> None:
-        points, limit = self.points, t_ns - LATENCY_WINDOW_NS
-        points.append((t_ns, prompt, found, reason, request_id))
-        self._count(prompt, found, reason, 1)
-        while points[0][0] < limit:
-            _, prompt, found, reason, _ = points.popleft()
-            self._count(prompt, found, reason, -1)
-
-    def _count(self, prompt: int, found: int, reason: str, sign: int) -> None:
-        self.prompt_tokens += sign * prompt
-        self.found_tokens += sign * found
-        self.num_with_hits += sign * (found > 0)
-        self.missed[reason] = self.missed.get(reason, 0) + sign * (prompt - found)
+    def add(self, event: StepEvent) -> None:
+        self.t_ns.append(event.t_done_ns)
+        self.used.append(event.used_blocks)
+        self.idle.append(event.idle_blocks)
+        self.fresh.append(event.fresh_blocks)
+        self.running.append(event.num_running)
+        self.waiting.append(event.num_waiting)
+        self.prefill_tokens.append(event.prefill_tokens)
+        self.decode_tokens.append(event.decode_tokens)
+        self.step_ns.append(event.t_done_ns - event.t_start_ns)
+        self.evictions.append(event.evictions)
+        self.preemptions.append(event.preemptions)
+        self.finished.append(event.finished)
+        self.step.append(event.step)
+        self.start_ns.append(event.t_start_ns)
+        self.waiting_reason.append(event.waiting_reason)
+        if len(self.t_ns) > HISTORY_STEPS:
+            for name in self.__slots__:
+                del getattr(self, name)[0]
 
 
 @dataclass(slots=True)
@@ -257,6 +215,7 @@ class RunState:
     finished: deque[RequestEvent] = field(default_factory=lambda: deque(maxlen=500))  # newest last
     totals: dict[str, int] = field(default_factory=dict)  # query_tokens, hit_tokens, preemptions, output_tokens, ...
     last_step: StepEvent | None = None
+    last_runs: list[tuple[str, list[Decision]]] = field(default_factory=list)  # its decisions, of a kind in a row
     head_of_line: str = ""
     history: History = field(default_factory=History)
     ttft: Samples = field(default_factory=Samples)

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from kvtop.engine.events import ConfigChanged, Event, Gap, KvEvents, Observed, Paused, RunEnded, Stalled, StepEvent
+from kvtop.engine.events import (
+    ConfigChanged,
+    Decision,
+    Event,
+    Gap,
+    KvEvents,
+    Observed,
+    Paused,
+    RunEnded,
+    Stalled,
+    StepEvent,
+)
 from kvtop.state.model import RunState
 from kvtop.workloads.words import counted
 
@@ -81,14 +94,13 @@ class Moments:
         return self.all[index - 1] if index else None
 
     def _step(self, state: RunState, event: StepEvent) -> None:
-        for decision in event.decisions if event.preemptions else ():
-            if decision[0] == "preempted":
-                why = decision[2].replace("_", " ")
-                self._add(state, "preempt", f"{decision[1]} for {decision[3] or 'nobody'}: {why}")
+        for decision in _of_kind(state, "preempted") if event.preemptions else ():
+            why = decision[2].replace("_", " ")
+            self._add(state, "preempt", f"{decision[1]} for {decision[3] or 'nobody'}: {why}")
         if event.evictions:
             self._evicted(state, event.t_done_ns, event.evictions)
         if event.admitted:
-            missed = sum(d[0] == "lookup" and d[3] == "evicted" for d in event.decisions)
+            missed = sum(decision[3] == "evicted" for decision in _of_kind(state, "lookup"))
             if missed and (total := _within(self._misses, event.t_done_ns, missed)) >= MIN_MISSES:
                 self._burst(state, "miss", f"{total:,} lookups within a second missed what had been evicted")
 
@@ -108,6 +120,11 @@ class Moments:
         insort(self.all, Moment(state.step, state.t_ns, kind, text))
         if len(self.all) > KEPT:
             del self.all[0]
+
+
+def _of_kind(state: RunState, kind: str) -> Iterator[Decision]:
+    """Of the last step's decisions."""
+    return chain.from_iterable(run for its_kind, run in state.last_runs if its_kind == kind)
 
 
 def _within(counts: deque[tuple[int, int]], t_ns: int, count: int) -> int:

@@ -13,7 +13,8 @@ from kvtop.analysis.slo import Goodput
 from kvtop.analysis.stats import ratio
 from kvtop.state.attached_numbers import read_number
 from kvtop.state.latency import objectives_met, points_of, spread_of
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, RunState, Samples
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, RunState
+from kvtop.state.samples import Samples
 from kvtop.state.windows import (
     RATE_WINDOW_NS,
     RUNWAY_WINDOW_NS,
@@ -199,6 +200,8 @@ _CACHE = (
     ),
     Number("cache.evictions", "evicted", "count", _total("evictions"),
            "idle blocks taken because no fresh one was left", _WHOLE_RUN),
+    Number("cache.regretted_tokens", "wanted again", "tokens", lambda s: s.cache.regret_tokens if s.pool else None,
+           "tokens computed again because their block had been evicted", _WHOLE_RUN),
 )  # fmt: skip
 _LATENCY = (
     *(

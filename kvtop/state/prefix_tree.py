@@ -95,17 +95,23 @@ class PrefixTree:
 
     def _enter(self, new: list[int]) -> None:
         assert self.pool is not None
-        key, keys, block_of = self.pool.key, self._keys, self.block_of
+        key, keys, block_of, twin_of = self.pool.key, self._keys, self.block_of, self.twin_of
+        parent_key, up, children, waiting = self.pool.parent_key, self._up, self.num_children, self._waiting
         self.num_published += len(new)
         for block in new:
             mine = keys[block] = key[block]
             assert mine is not None
             standing = block_of.setdefault(mine, block)
             if standing != block:
-                self.twin_of[block] = standing
+                twin_of[block] = standing
         for block in new:
-            if block not in self.twin_of:
-                self._hang(block)
+            parent = block_of.get(parent_key[block])  # type: ignore[arg-type]
+            if parent is None or waiting or block in twin_of:  # few of thousands
+                if block not in twin_of:
+                    self._hang(block)
+                continue
+            up[block] = parent
+            children[parent] += 1
 
     def _hang(self, block: int) -> None:
         """Under its parent, and under it what has waited for it."""

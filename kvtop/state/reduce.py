@@ -63,8 +63,8 @@ def _step(state: RunState, event: StepEvent) -> None:
     pool, sequences, step = state.pool, state.sequences, event.step
     if pool is not None:
         pool.now_ns = event.t_start_ns
-    for kind, decisions in groupby(event.decisions, _KIND):
-        run = list(decisions)
+    state.last_runs = [(kind, list(run)) for kind, run in groupby(event.decisions, _KIND)]
+    for kind, run in state.last_runs:
         if fold := BLOCK_FOLDS.get(kind):
             if pool is not None:
                 fold(pool, sequences, run, step)
@@ -87,7 +87,7 @@ def _step(state: RunState, event: StepEvent) -> None:
         settle(pool, event.in_transfer_blocks)
     end_step(state, event)
     _count(state.totals, event, notes)
-    _remember(state, event)
+    state.history.add(event)
 
 
 MOST_TENANTS = 1_024
@@ -117,25 +117,6 @@ def _count(totals: dict[str, int], event: StepEvent, notes: StepNotes) -> None:
     totals["fresh"], totals["in_transfer"] = event.fresh_blocks, event.in_transfer_blocks
     totals["withheld"] = event.withheld_blocks
     totals["host_used"], totals["host_cached"] = event.host_blocks, event.host_cached_blocks
-
-
-def _remember(state: RunState, event: StepEvent) -> None:
-    history = state.history
-    history.t_ns.append(event.t_done_ns)
-    history.used.append(event.used_blocks)
-    history.idle.append(event.idle_blocks)
-    history.fresh.append(event.fresh_blocks)
-    history.running.append(event.num_running)
-    history.waiting.append(event.num_waiting)
-    history.prefill_tokens.append(event.prefill_tokens)
-    history.decode_tokens.append(event.decode_tokens)
-    history.step_ns.append(event.t_done_ns - event.t_start_ns)
-    history.evictions.append(event.evictions)
-    history.preemptions.append(event.preemptions)
-    history.finished.append(event.finished)
-    history.step.append(event.step)
-    history.start_ns.append(event.t_start_ns)
-    history.waiting_reason.append(event.waiting_reason)
 
 
 def _request(state: RunState, event: RequestEvent) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from kvtop.engine.events import Decision, RequestEvent, SequenceRow, StepEvent
 
@@ -106,15 +107,18 @@ class RequestLog:
                 return
         self.add_beside(Entry(step, decision))
 
-    def add_eviction(self, decision: Decision, step: int, owner: str | None) -> None:
-        idle, run = decision[7], self._evictions.get((decision[1], owner))
-        if run is not None:
-            run.count, run.last_step = run.count + 1, step
-            run.idle_least, run.idle_most = min(run.idle_least, idle), max(run.idle_most, idle)
-            return
-        entry = Entry(step, decision, last_step=step, owner=owner, idle_least=idle, idle_most=idle)
-        self._evictions[decision[1], owner] = entry
-        self.add_beside(entry)
+    def add_evictions(self, run: list[Decision], step: int, publisher: list[str] | None) -> None:
+        """Blocks evicted for one of its sequences. ``publisher``: by block; None: not known."""
+        for owner, decisions in groupby(run, lambda decision: publisher[decision[3]] if publisher is not None else ""):
+            own = list(decisions)
+            idle = [decision[7] for decision in own]
+            entry = self._evictions.get((own[0][1], owner or None))
+            if entry is None:
+                entry = Entry(step, own[0], count=0, owner=owner or None, idle_least=idle[0], idle_most=idle[0])
+                self._evictions[own[0][1], owner or None] = entry
+                self.add_beside(entry)
+            entry.count, entry.last_step = entry.count + len(own), step
+            entry.idle_least, entry.idle_most = min(entry.idle_least, *idle), max(entry.idle_most, *idle)
 
     def until(self, step: int) -> RequestLog:
         """The log as it was when ``step`` ended. Evictions told together are told with the first of them."""

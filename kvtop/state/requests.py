@@ -241,7 +241,8 @@ def fold_emitted(state: RunState, emitted: list[tuple[str, int]], t_ns: int) -> 
         elif seq.t_first_token_ns is None:
             seq.t_first_token_ns = t_ns
         seq.t_last_token_ns = t_ns
-    state.itl.points.extend([(t_ns, gap, count) for gap, count in gaps.items()])
+    for gap, count in gaps.items():
+        state.itl.add(t_ns, gap, count)
     state.itl.expire(t_ns)
     add(state.totals, "output_tokens", total)
 

@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kvtop.state.latency import METRICS, Metric, Point, Spread, ended_well, points_of, spread_of, value_of
-from kvtop.state.model import LATENCY_WINDOW_NS, RunState
+from kvtop.state.latency import METRICS, Metric, Spread, ended_well, points_of, spread_of, value_of
+from kvtop.state.model import RunState
 from kvtop.state.request_rows import DONE, EndedRow, LiveRow, Row, ended_rows
+from kvtop.state.samples import LATENCY_WINDOW_NS, Point
 from kvtop.state.step_clock import StepClock
 from kvtop.workloads.words import counted
 

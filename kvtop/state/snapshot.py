@@ -8,6 +8,7 @@ from kvtop.state.attached_json import servers_json, streams_json, to_json
 from kvtop.state.findings import findings
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, read_all
+from kvtop.state.session_status import status_of, told_elsewhere
 from kvtop.state.windows import holders, waiting_by_reason
 
 SCHEMA = 1
@@ -23,12 +24,12 @@ def snapshot(state: RunState) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run_id": state.run_id,
-        "status": state.status,
+        "status": status_of(state),
         "simulated": bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null"),
         "step": state.step,
         "t_ns": state.t_ns,
         "run": {key: state.manifest.get(key) for key in _MANIFEST_KEYS},
-        "numbers": read_all(state) if state.attached is None else to_json(state, list(NUMBERS)),
+        "numbers": read_all(state) if state.attached is None else _numbers_of_servers(state),
         "waiting": [
             {"reason": row.reason, "count": row.count, "oldest": row.oldest, "oldest_ns": row.oldest_ns}
             for row in waiting_by_reason(state)
@@ -60,6 +61,15 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "stalled": state.stalled or None,
         "error": state.error or None,
     }
+
+
+def _numbers_of_servers(state: RunState) -> dict[str, dict[str, object]]:
+    """Why a server does not answer stands beside the server, and not beside each number."""
+    numbers, elsewhere = to_json(state, list(NUMBERS)), told_elsewhere(state)
+    for number in numbers.values():
+        if (why := number.get("missing")) in elsewhere:
+            number["missing"] = elsewhere[str(why)]
+    return numbers
 
 
 def _head(state: RunState) -> dict[str, Any] | None:

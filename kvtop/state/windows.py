@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
-from kvtop.analysis.stats import counted_percentile
-from kvtop.state.model import FRESH, IDLE, History, RunState, Samples, SequenceState
+from kvtop.state.model import FRESH, IDLE, History, RunState, SequenceState
+from kvtop.state.samples import Samples
 
 RATE_WINDOW_NS = 5_000_000_000
 RUNWAY_WINDOW_NS = 10_000_000_000
@@ -26,38 +27,25 @@ class Summary:
 
 
 def summarise(samples: Samples) -> Summary:
-    """Of all samples; linear in the number of points, of which a step adds few."""
-    counts: dict[int, int] = {}
-    for _, value, count in samples.points:
-        counts[value] = counts.get(value, 0) + count
-    ordered = sorted(counts.items())
-    if not ordered:
+    """Of all samples; their order is kept from frame to frame."""
+    counted = samples.counted
+    if not counted.values:
         return Summary()
-    p50, p95, p99 = (counted_percentile(ordered, q) for q in (50, 95, 99))
-    return Summary(sum(counts.values()), p50, p95, p99, ordered[-1][0])
+    p50, p95, p99 = (counted.percentile(q) for q in (50, 95, 99))
+    return Summary(counted.n, p50, p95, p99, counted.values[-1])
 
 
-def recent_rate(history: History, column: deque[int], now_ns: int, span_ns: int = RATE_WINDOW_NS) -> float | None:
+def recent_rate(history: History, column: array[int], now_ns: int, span_ns: int = RATE_WINDOW_NS) -> float | None:
     """``column`` per second over the last ``span_ns`` (or since the run began); None before the first step."""
     if not history.t_ns or now_ns <= 0:
         return None
     span_ns = min(span_ns, now_ns)
-    total = 0
-    for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        if t_ns <= now_ns - span_ns:
-            break
-        total += value
-    return total * 1e9 / span_ns
+    return sum(column[bisect_right(history.t_ns, now_ns - span_ns) :]) * 1e9 / span_ns
 
 
 def recent_steps(history: History, now_ns: int, span_ns: int) -> int:
     """How many of the last steps were done within the last ``span_ns``."""
-    count = 0
-    for t_ns in reversed(history.t_ns):
-        if t_ns <= now_ns - span_ns:
-            break
-        count += 1
-    return count
+    return len(history.t_ns) - bisect_right(history.t_ns, now_ns - span_ns)
 
 
 # Runway ------------------------------------------------------------------------------------------------------
@@ -221,11 +209,8 @@ def _prompt(state: RunState, name: str) -> tuple[int, int]:
 
 def step_columns(history: History, count: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """(prefill, decode, evictions, preemptions, used, step_ns) of the last ``count`` steps, oldest first."""
-    columns = (
-        history.prefill_tokens, history.decode_tokens, history.evictions, history.preemptions, history.used,
-        history.step_ns,
+    first = max(0, len(history.t_ns) - count)
+    return zip(
+        history.prefill_tokens[first:], history.decode_tokens[first:], history.evictions[first:],
+        history.preemptions[first:], history.used[first:], history.step_ns[first:], strict=True,
     )  # fmt: skip
-    last = [
-        list(reversed([value for value, _ in zip(reversed(column), range(count), strict=False)])) for column in columns
-    ]
-    yield from zip(*last, strict=True)

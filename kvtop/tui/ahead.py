@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kvtop.tui.screens import SCREENS, ScreenEntry
-from kvtop.tui.screens.frame_screen import FrameScreen
 
 if TYPE_CHECKING:
     from kvtop.tui.app import KvtopApp
@@ -70,16 +68,8 @@ class Ahead:
     def _mount(self, entry: ScreenEntry) -> bool:
         screen = self._app.screen_of(entry)
         if not screen.is_running:
-            self._add_styles(type(screen))
             self._app._get_screen(screen)  # what ``switch_screen`` begins with; there is no public way to it
         return True
-
-    def _add_styles(self, kind: type[FrameScreen]) -> None:
-        """Under the name that Textual looks for when it shows the screen, or it parses those of all screens anew."""
-        sheet, place = self._app.stylesheet, (inspect.getfile(kind), f"{kind.__name__}.CSS")
-        if kind.CSS and not sheet.has_source(*place):
-            scope = kind._css_type_name if kind.SCOPED_CSS else ""
-            sheet.add_source(kind.CSS, read_from=place, is_default_css=False, scope=scope)
 
     def _fit(self, entry: ScreenEntry) -> bool:
         """Give it the classes that Textual gives a screen of this size once it is shown. Styles follow when the

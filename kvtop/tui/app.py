@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
-from textual.app import App
 from textual.binding import Binding
 from textual.screen import Screen
 
@@ -30,9 +28,10 @@ from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.base import PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
 from kvtop.tui.screens.frame_screen import FrameScreen
+from kvtop.tui.styled_app import StyledApp
 from kvtop.tui.suspend import suspend_on_signals
 from kvtop.tui.terminal import exit_on_signals
-from kvtop.tui.theme import DEFAULT, PALETTES, themes
+from kvtop.tui.theme import DEFAULT, PALETTES
 from kvtop.tui.widgets.lines import DrawnWidget
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ NEXT_EVENT = ("preempt", "evict", "reject")
 _SCREENS = Binding.Group("screens", compact=True)
 
 
-class KvtopApp(App[None]):
+class KvtopApp(StyledApp):
     """The TUI over one session. It neither starts nor stops the session; ``return_code`` reflects the run.
 
     ``hz`` is how often the session is polled and the screen redrawn, if anything has changed. ``ascii`` draws with
@@ -96,8 +95,7 @@ class KvtopApp(App[None]):
         speed: float = 1.0,
         theme: str = DEFAULT,
     ) -> None:
-        # With NO_COLOR the default is greys; this way only bold, underline and reverse are written.
-        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+        super().__init__(theme)
         self.session, self.ascii, self.hz, self.is_replay = session, ascii, hz, replay
         self.timeline = Timeline(Ring(None) if replay else None)
         self.feed = Feed(session, self.timeline)
@@ -117,9 +115,6 @@ class KvtopApp(App[None]):
         self._ticked_s = time.monotonic()
         self._input_s = -KEY_WINDOW_S  # when a key or the mouse was pressed last
         self._catching_up = False  # a timer that folds the next slice is running
-        for one in themes():
-            self.register_theme(one)
-        self.theme = "mono" if "NO_COLOR" in os.environ else theme
 
     def on_mount(self) -> None:
         self.set_class(self.ascii, "-ascii")
@@ -253,7 +248,9 @@ class KvtopApp(App[None]):
     def screen_of(self, entry: ScreenEntry) -> FrameScreen:
         """The screen itself, made at the first call."""
         if entry.name not in self._screens:
-            screen = self._screens[entry.name] = entry.load()()
+            kind = entry.load()
+            self.add_styles(kind)
+            screen = self._screens[entry.name] = kind()
             self.install_screen(screen, entry.name)
         return self._screens[entry.name]
 

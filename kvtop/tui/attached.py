@@ -7,13 +7,15 @@ import re
 from kvtop.state.attached import Attached, Row
 from kvtop.state.attached_numbers import LATENCIES, read_number
 from kvtop.state.attached_reading import Reading, no_events, range_text
-from kvtop.state.attached_sums import servers_part
+from kvtop.state.attached_sums import added_counter, servers_part
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, PARTS, Number
 from kvtop.tui import glyphs
+from kvtop.tui.crowded import crowded, is_less, parts_of, value_style
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.text import clean, duration, fit_ends, measured, plural, short, whole
+from kvtop.tui.widgets.flow import flow
 from kvtop.tui.widgets.lines import Line, cut, width_of
 
 COLUMN = 38  # cells of a number with its truth
@@ -53,6 +55,11 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
     out = [_beside(cells[start : start + columns], cell) for start in range(0, len(cells), columns)]
     gone = _missing(readings)
     gone = gone if len(out) + len(gone) <= height else [_missing_at_all(readings)] if gone else []
+    if len(out) + len(gone) > height:
+        out, gone = crowded(told_ones, gone, len(readings) - len(told_ones), width, height)
+    else:
+        by = {number.title: parts_of(reading) for number, reading in told_ones if reading.by}
+        out += flow([], by, width, height - len(out) - len(gone))[0]
     if title in CHARTS and (room := height - len(out) - len(gone)) >= 1:
         out += _chart(state.attached, *CHARTS[title], width, min(room, 4))
     return [*out[: max(1, height - len(gone))], *gone][:height]
@@ -79,21 +86,11 @@ def _room_for(reading: Reading) -> int:
     return 30 + len(reading.truth) if is_less(reading) else 0
 
 
-def is_less(reading: Reading) -> bool:
-    """It is old, left over, or not of all engines."""
-    return reading.truth.startswith(("stale", "still", "partial"))
-
-
 def _beside(cells: list[Line], width: int) -> Line:
     line: Line = []
     for index, cell in enumerate(cells):
         line += [*cell, (" " * max(0, width - width_of(cell)), "")] if index < len(cells) - 1 else cell
     return line
-
-
-def value_style(reading: Reading) -> str:
-    """What is old, or stands still, is dimmed."""
-    return "faint" if reading.truth.startswith(("stale", "still")) else "text"
 
 
 def _missing(readings: dict[str, Reading]) -> list[Line]:
@@ -151,6 +148,9 @@ def no_blocks(state: RunState) -> str:
 def no_regrets(state: RunState) -> str:
     """Why nothing is shown as wanted again."""
     why = no_events(state)
+    tokens = None if state.attached is None else added_counter(state.attached, "regretted_tokens").value
+    if why and tokens is not None:  # it counts them, and does not say which they were
+        return f"{measured(tokens, 'tokens')} wanted again in all; of which prefixes is not reported"
     return f"not reported: {why}" if why else "nothing that was evicted has been wanted again"
 
 
@@ -253,6 +253,6 @@ def badge(state: RunState) -> Line:
     if attached is None:
         return []
     note = source_note(state)
-    engines = plural(len(attached.engines), "engine")
-    what: Line = note or [(f"{engines} ", "soft")]
+    simulated = ", simulated" if any(e.last.info.get("simulated") == "True" for e in attached.engines) else ""
+    what: Line = note or [(f"{plural(len(attached.engines), 'engine')}{simulated} ", "soft")]
     return [(" ATTACHED ", "badge"), (" ", ""), *what, (" ", "")]

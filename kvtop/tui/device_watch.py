@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PERIOD_S = 1.0
+FIRST_S = 0.2  # what is asked first is loaded then: the first paint comes before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class DeviceWatch:
         self._stopped.set()
 
     def _run(self) -> None:
+        if self._stopped.wait(FIRST_S):
+            return
         import psutil
 
         processes: dict[int, psutil.Process] = {}

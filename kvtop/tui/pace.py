@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
 MOST_BYTES_S = 250_000  # what a slow line carries, over ssh for instance
+LONGEST_REST_S = 1.0  # a machine that was held up once is not held up twice
 LOST_S = 1.0  # a frame that nothing is heard of for so long is waited for no more
 
 
@@ -68,4 +69,5 @@ class Pace:
             return
         (began_s, before), now_s = self._began, self.clock()
         self._began = None
-        self._next_s = max(now_s + (now_s - began_s), began_s + (self.written - before) / MOST_BYTES_S)
+        rest_s = min(now_s - began_s, LONGEST_REST_S)
+        self._next_s = max(now_s + rest_s, began_s + (self.written - before) / MOST_BYTES_S)

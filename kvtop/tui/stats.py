@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from bisect import bisect_left
+from itertools import pairwise
+from operator import mul
 
 from kvtop.state.model import History
+from kvtop.state.samples import Points
 
 SLOT_NS = 1_000_000_000  # a column of a chart
 
 
-class _Slots:
-    """Stretches of ``slot_ns``, aligned to the clock so that a bar stays what it is while time passes."""
+def _edges(t_ns: array[int], now_ns: int, num_slots: int, slot_ns: int) -> list[int]:
+    """Of the last ``num_slots`` stretches of ``slot_ns``, the place in ``t_ns`` where each begins; then the end.
 
-    def __init__(self, now_ns: int, num_slots: int, slot_ns: int) -> None:
-        self.first = now_ns // slot_ns - num_slots + 1
-        self.num_slots, self.slot_ns = num_slots, slot_ns
+    They are aligned to the clock, so that a bar stays what it is while time passes; the newest holds ``now_ns``.
+    """
+    first, edges = now_ns // slot_ns - num_slots + 1, [0]
+    for slot in range(first, first + num_slots + 1):
+        edges.append(bisect_left(t_ns, slot * slot_ns, edges[-1]))
+    return edges[1:]
 
-    def of(self, t_ns: int) -> int:
-        """Index of the slot that holds ``t_ns``, the newest last; negative before the first."""
-        return t_ns // self.slot_ns - self.first
 
-
-def means(points: deque[tuple[int, int, int]], now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
+def means(points: Points, now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
     """The mean value in each of the last ``num_slots`` seconds, oldest first; 0 where there is none."""
-    sums, counts, slots = [0.0] * num_slots, [0] * num_slots, _Slots(now_ns, num_slots, slot_ns)
-    for t_ns, value, count in reversed(points):
-        slot = slots.of(t_ns)
-        if slot < 0:
-            break
-        if slot < num_slots:
-            sums[slot] += value * count
-            counts[slot] += count
-    return [s / c if c else 0.0 for s, c in zip(sums, counts, strict=True)]
+    found: list[float] = []
+    for first, last in pairwise(_edges(points.t_ns, now_ns, num_slots, slot_ns)):
+        counts = points.counts[first:last]
+        total = sum(counts)
+        found.append(sum(map(mul, points.values[first:last], counts)) / total if total else 0.0)
+    return found
 
 
-def rates(history: History, column: deque[int], now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
+def rates(history: History, column: array[int], now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
     """``column`` summed in each of the last ``num_slots`` seconds, oldest first."""
-    sums, slots = [0.0] * num_slots, _Slots(now_ns, num_slots, slot_ns)
-    for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        slot = slots.of(t_ns)
-        if slot < 0:
-            break
-        if slot < num_slots:
-            sums[slot] += value
-    return sums
+    edges = _edges(history.t_ns, now_ns, num_slots, slot_ns)
+    return [float(sum(column[first:last])) for first, last in pairwise(edges)]
 
 
-def levels(history: History, column: deque[int], now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
+def levels(history: History, column: array[int], now_ns: int, num_slots: int, slot_ns: int = SLOT_NS) -> list[float]:
     """The last value of ``column`` in each of the last ``num_slots`` seconds, carried on where no step fell."""
-    found: dict[int, float] = {}
-    before, slots = 0.0, _Slots(now_ns, num_slots, slot_ns)
-    for t_ns, value in zip(reversed(history.t_ns), reversed(column), strict=False):
-        slot = slots.of(t_ns)
-        if slot < 0:
-            before = value
-            break
-        found.setdefault(slot, value)
-    filled: list[float] = []
-    for slot in range(num_slots):
-        before = found.get(slot, before)
-        filled.append(before)
-    return filled
+    ends = _edges(history.t_ns, now_ns, num_slots, slot_ns)[1:]
+    return [float(column[end - 1]) if end else 0.0 for end in ends]

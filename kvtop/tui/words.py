@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState, SequenceState
+from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE
 from kvtop.tui.text import clean, plural
 
 STATUS = {
@@ -12,6 +13,9 @@ STATUS = {
     "complete": "complete",
     "interrupted": "interrupted",
     "failed": "failed",
+    CONNECTING: "connecting",
+    NO_ANSWER: "no answer",
+    STALE: "stale",
 }
 
 

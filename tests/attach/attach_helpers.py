@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
+
+import pytest
 
 from kvtop.attach.exposition import Exposition
 from kvtop.attach.kv_decode import decode_batch, sequence_of
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.attach.names import WANTED, understand
+from kvtop.attach.session import AttachSession
 from kvtop.engine.events import Event, Sample
 from kvtop.state.attached import Attached
 from kvtop.state.model import RunState
@@ -65,3 +69,17 @@ def stored(*hashes: int, parent: int | None = None, size: int = 4, **more: objec
 
 def removed(*hashes: int, **more: object) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", **more}
+
+
+def count_looks_as_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kvtop attach --seconds N`` ends after N looks at servers, however long they take."""
+    num_looks, poll = 0, AttachSession.poll
+
+    def counted(self: AttachSession, timeout_s: float = 0.0) -> list[Event]:
+        nonlocal num_looks
+        events = poll(self, timeout_s)
+        num_looks += sum(isinstance(event, Sample) for event in events)
+        return events
+
+    monkeypatch.setattr(AttachSession, "poll", counted)
+    monkeypatch.setattr("kvtop.cli.attach.time", SimpleNamespace(monotonic=lambda: float(num_looks)))

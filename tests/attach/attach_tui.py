@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from attach_helpers import SERVER, sample, take
@@ -13,6 +15,12 @@ from kvtop.attach.kv_tracker import KvTracker
 from kvtop.engine.events import Command, Event, RunStarted
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.export import screen_text
+
+sys.path.append(str(Path(__file__).parents[1] / "tui"))
+import pilot_idle  # pyright: ignore[reportMissingImports]
+from tui_fakes import work_at_once  # pyright: ignore[reportMissingImports]
+
+pilot_idle.install()
 
 MANIFEST = {"executor": "attached", "clock": "virtual", "workload": SERVER, "interval_ns": 1_000_000_000}
 
@@ -59,18 +67,21 @@ def seen(
     """The screen after ``keys``."""
 
     async def look() -> str:
-        app = KvtopApp(Fed(events, manifest), hz=50.0)
+        session = Fed(events, manifest)
+        app = KvtopApp(session, hz=50.0)
         async with app.run_test(size=size) as pilot:
-            for _ in range(200):
-                await pilot.pause(0.01)
-                if app.timeline.live.attached is not None and not app.feed.behind:
-                    break
-            for key in keys:
-                await pilot.press(key)
-            await pilot.pause(0.05)
-            app.tick()
-            await pilot.pause(0.05)
+            while session.events or app.feed.behind:
+                app.tick()
+                await pilot.pause()
+            await pilot.press(*keys)
+            before, now = None, ""
+            while before != now:
+                before = now
+                app.tick()
+                await pilot.pause()
+                now = screen_text(app.screen)
             check(app)
-            return screen_text(app.screen)
+            return now
 
-    return asyncio.run(asyncio.wait_for(look(), 30))
+    work_at_once()
+    return asyncio.run(asyncio.wait_for(look(), 100))

@@ -98,11 +98,14 @@ class FakeMetrics:
 
 
 class FakePublisher:
-    """A PUB socket and, where asked for, a ROUTER that replays. ``skip``: sequence numbers that are lost on the way."""
+    """A PUB socket and, where asked for, a ROUTER that replays. ``skip``: sequence numbers that are lost on the way.
+
+    It is an XPUB: one that knows when somebody has subscribed. What a PUB sends before that is lost without a word.
+    """
 
     def __init__(self, *, replays: bool = True, port: int = 0, replay_port: int = 0) -> None:
         self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.PUB)
+        self.socket = self.context.socket(zmq.XPUB)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.endpoint = _bind(self.socket, port)
         self.seq = 0
@@ -117,6 +120,11 @@ class FakePublisher:
             self.replay_endpoint = _bind(router, replay_port)
             self._thread = threading.Thread(target=self._replay, args=(router,), daemon=True)
             self._thread.start()
+
+    def wait_for_subscriber(self, limit_s: float = 60.0) -> None:
+        """Until there is one: what is published from then on reaches it."""
+        assert self.socket.poll(int(limit_s * 1000)), "nobody has subscribed"
+        assert self.socket.recv() == b"\x01"  # to everything
 
     def publish(self, *events: Any, skip: bool = False, t_s: float | None = None, rank: int | None = None) -> None:
         self.publish_body(msgspec.msgpack.encode([t_s or time.time(), list(events), rank]), skip=skip)
@@ -143,7 +151,7 @@ class FakePublisher:
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(2)
+            self._thread.join(60)
         self.socket.close(0)
         self.context.destroy(linger=0)
 

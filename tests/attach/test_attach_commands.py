@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from attach_helpers import sample
+from attach_helpers import sample, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach.address import is_address
@@ -112,9 +113,39 @@ def test_once_of_a_server_has_every_number_with_its_truth(capsys: pytest.Capture
     assert (server["server"], server["kind"], server["engines"][0]["num_blocks"]) == (fake.url, "vllm", 109)
 
 
-def test_once_of_nobody_fails_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["once", "http://127.0.0.1:1", "--interval", "0.05"]) == 1
-    assert "unreachable: connection refused" in capsys.readouterr().out
+def test_once_of_nobody_fails_and_says_why_once(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "unreachable: connection refused"
+    words = ["once", "http://127.0.0.1:1", "--interval", "0.05"]
+    assert main(words) == 1
+    said = capsys.readouterr().out
+    assert said.count(why) == 1
+    assert re.search(r"^status +no answer$", said, re.M)
+    assert said.count("not reported: no answer\n") > 20
+    assert main([*words, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == "no_answer"
+    assert [server["problem"] for server in found["attached"]["servers"]] == [why]
+    assert why not in json.dumps(found["numbers"])
+    assert found["numbers"]["queue.running"]["missing"] == "no answer"
+
+
+def test_once_of_one_server_that_answers_says_what_is_wrong_with_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeMetrics(Answer(WHOLE)) as fake:
+        assert main(["once", fake.url, "--interval", "0.05"]) == 0
+        said = capsys.readouterr().out
+        assert re.search(r"^status +running$", said, re.M)
+        assert re.search(rf"^{fake.url} +vllm, answers$", said, re.M)
+        assert main(["attach", fake.url, "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.5"]) == 0
+    assert "http://127.0.0.1:1: unreachable: connection refused" in capsys.readouterr().out
+
+
+def test_a_recording_of_nobody_and_one_of_events_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`once` of a recording ends as `once` of the servers did."""
+    words = ["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3", "--record", str(tmp_path / "a")]
+    assert main(words) == 1
+    assert main(["once", str(tmp_path / "a"), "--json"]) == 1
+    assert '"status": "complete"' in capsys.readouterr().out
+    assert main(["once", str(observed(tmp_path / "b", [(1.0, body(stored(1, 2)))], metrics=False))]) == 0
 
 
 @pytest.mark.parametrize("command", ["once", "attach", "doctor"])
@@ -149,8 +180,9 @@ def test_what_once_is_given_is_a_run_that_is_there_or_an_address(
     ("text", "is_one"),
     [
         ("127.0.0.1:8000", True), ("gpu1:8000", True), ("[::1]:80", True), ("gpu1:8000/metrics", True),
-        ("http://gpu1", True), ("tcp://x:1", True), ("results/tuesday", False), ("tuesday", False), ("a/b:3", False),
-        ("C:\\runs", False), (":80", False), ("", False),
+        ("http://gpu1", True), ("tcp://x:1", True), ("127.0.0.1", True), ("10.0.0.7/metrics", True), ("[::1]", True),
+        ("localhost", True), ("1.2.3", False), ("[x]", False), ("localhost2", False), ("results/tuesday", False),
+        ("tuesday", False), ("a/b:3", False), ("C:\\runs", False), (":80", False), ("", False),
     ],
 )  # fmt: skip
 def test_an_address_looks_like_one(text: str, is_one: bool) -> None:
@@ -158,8 +190,10 @@ def test_an_address_looks_like_one(text: str, is_one: bool) -> None:
 
 
 def test_a_server_that_never_answered_is_named_once_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3"]) == 0
-    assert capsys.readouterr().out.count("unreachable: connection refused") == 1
+    assert main(["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3"]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("unreachable: connection refused") == 1
+    assert said.err == "kvtop: no server has answered\n"
 
 
 def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +210,7 @@ def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, caps
 def test_events_alone_can_be_followed_without_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     with FakePublisher() as publisher:
         publisher.publish({"type": "AllBlocksCleared"}, skip=True)
-        assert main(["attach", "--kv-events", publisher.endpoint, "--seconds", "0.3"]) == 0
+        assert main(["attach", "--kv-events", publisher.endpoint, "--seconds", "0.3"]) == 1  # it says nothing
     assert capsys.readouterr().out.strip() in ("", "no answer yet")
 
 
@@ -200,13 +234,13 @@ def test_what_cannot_be_meant_is_refused(words: list[str], why: str, capsys: pyt
 # Recordings as workloads ------------------------------------------------------------------------------------------
 
 
-def observed(path: Path, messages: list[tuple[float, bytes]], num_blocks: int = 109) -> Path:
+def observed(path: Path, messages: list[tuple[float, bytes]], num_blocks: int = 109, *, metrics: bool = True) -> Path:
     """A recording of KV events, each message at its own time."""
     path.mkdir()
     manifest = {"executor": "attached", "clock": "real", "run_id": "x"}
     write_manifest(path, manifest)
     tracker, events = KvTracker(num_blocks), list[Event]([RunStarted(run_id="x", manifest=manifest)])
-    events.append(sample(1, WHOLE.decode(), t_s=0))
+    events += [sample(1, WHOLE.decode(), t_s=0)] if metrics else []
     for seq, (t_s, body) in enumerate(messages):
         tracker.take("tcp://a:1", seq, decode_batch(body), 0.0)
         events += tracker.drain(seq + 2, int(t_s * 1e9))
@@ -223,8 +257,6 @@ def body(*events: dict[str, object]) -> bytes:
 
 def test_three_requests_by_hand_become_three_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A prompt of two blocks that answers two; one that shares the first block; a second chunk of it. Blocks of 4."""
-    from attach_helpers import stored
-
     run = observed(
         tmp_path / "run",
         [
@@ -260,6 +292,19 @@ def test_the_recorded_server_becomes_a_workload_that_is_served_again(
     words = ["bench", "-w", str(run), "-p", "fcfs", "--executor", "null", "--num-blocks", "109", "--block-size", "32"]
     assert main([*words, "-o", str(out)]) == 0
     assert list(out.rglob("requests.parquet"))
+
+
+@pytest.mark.parametrize("kv_events", [[], ["tcp://a:1"]])
+def test_what_reads_a_recording_is_named_and_converting_only_with_events(
+    kv_events: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = observed(tmp_path / "run", [])
+    write_manifest(run, {"executor": "attached", "run_id": "x", "status": "complete", "kv_events": kv_events})
+    assert main(["compare", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "`kvtop report`" in said
+    assert ("`kvtop trace convert` read it" in said) == bool(kv_events)
+    assert said.count("\n") == 1
 
 
 def test_a_recording_without_events_is_no_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def test_every_prefix_the_recorded_server_has_or_had_is_told_as_its_events_say()
 # The session -------------------------------------------------------------------------------------------------
 
 
-def answers(session: AttachSession, until: str = "", within_s: float = 8.0) -> tuple[list, PromptKeys]:
+def answers(session: AttachSession, until: str = "", within_s: float = 60.0) -> tuple[list, PromptKeys]:
     """Everything up to an answer whose problem holds ``until`` ("": one without a problem)."""
     events, deadline_s = [], time.monotonic() + within_s
     while time.monotonic() < deadline_s:
@@ -174,6 +174,7 @@ def test_the_server_tokenizes_and_what_it_stores_later_changes_the_answer(server
         assert (answer.num_tokens, answer.keys) == (9, [[501], []])
         assert json.loads(metrics.posted[0])["prompt"] == CANARY
         assert next(r for r in metrics.requests if r["path"] == "/tokenize")["Authorization"] == "Bearer key"
+        publisher.wait_for_subscriber()
         publisher.publish(with_tokens(stored(502, parent=501), [*range(4, 8)]))
         more, answer = answers(session)
         assert answer.keys == [[501], [502]]
@@ -301,6 +302,6 @@ def test_the_page_is_beside_the_metrics(server) -> None:
     metrics = server[0]
     metrics.on_post = Answer(b'{"tokens": [5]}')
     address = address_of(f"{metrics.url}/replica/metrics")
-    assert tokens_by_server(address, "m", "x", api_key=None, timeout_s=5.0) == [5]
+    assert tokens_by_server(address, "m", "x", api_key=None, timeout_s=60.0) == [5]
     assert metrics.requests[-1]["path"] == "/replica/tokenize"
     assert json.loads(metrics.posted[-1]) == {"prompt": "x", "model": "m"}

@@ -6,11 +6,12 @@ import asyncio
 import re
 
 import pytest
-from attach_helpers import SERVER, S, attached, gauge, histogram, sample, silence
-from attach_tui import Fed, recorded, seen
-from fake_server import recorded_metrics
+from attach_helpers import SERVER, S, attached, gauge, histogram, sample, silence, take
+from attach_tui import MANIFEST, Fed, recorded, seen
+from fake_server import recorded_messages, recorded_metrics
 
-from kvtop.engine.events import Event, KvEvents
+from kvtop.attach.kv_tracker import KvTracker
+from kvtop.engine.events import Event, KvEvents, RunEnded
 from kvtop.state.attached_reading import range_text
 from kvtop.tui.app import KvtopApp
 
@@ -38,6 +39,51 @@ def test_with_events_the_block_map_is_called_logical() -> None:
     history = text[text.index("History") :]
     assert " stored" in history
     assert not re.search("taken by|released by|published by", history)
+
+
+def test_of_the_block_map_only_what_servers_tell_is_offered() -> None:
+    """Who holds a block, how many do, how often it was found and what goes next is in no metric and no event."""
+    looks, orders = set[str](), set[str]()
+    for times in range(6):
+        text = seen(recorded(60), "2", *"g" * times, *"o" * times)
+        found = re.search(r"order (.+?) {3}shows (\w+)", text)
+        assert found is not None, text
+        orders.add(found[1])
+        looks.add(found[2])
+        assert ("<2 steps old" in text) == (found[2] == "age"), text
+        assert ("░ ░ ░" in text) == (found[2] == "cached"), text
+        assert "nothing cached" in text
+        assert not re.search("refcount|shared by|times found|fresh", text.partition("Block —")[0].partition("shows")[2])
+    assert looks == {"cached", "age"}
+    assert orders == {"of appearance", "prefix", "age"}
+
+
+def test_the_header_says_that_nobody_answers_in_place_of_running() -> None:
+    """From the start, once a look has failed, and once answers are old; then again what it was."""
+    manifest = MANIFEST | {"servers": [SERVER]}
+    good, failed = sample(1, gauge("vllm:num_requests_running", 1)), silence(2, "unreachable: refused", t_s=9)
+    cases: list[tuple[list[Event], str]] = [
+        ([], "… connecting"),
+        ([failed], "× no answer"),
+        ([good], "▶ running"),
+        ([good, failed], "! stale"),
+        ([good, failed, sample(3, gauge("vllm:num_requests_running", 1), t_s=10)], "▶ running"),
+        ([good, failed, RunEnded(t_ns=10 * S, status="complete")], "✓ complete"),
+    ]
+    for events, word in cases:
+        for size in ((120, 40), (30, 8)):  # the second has room for a line only
+            text = seen(events, manifest=manifest, size=size)
+            assert word in text, text
+            assert ("running" in text.splitlines()[0]) == ("running" in word), text
+
+
+def test_events_alone_are_an_answer_too() -> None:
+    manifest = MANIFEST | {"servers": [], "kv_events": ["tcp://a:1"]}
+    trouble = KvEvents(step=1, t_ns=S, troubles={"tcp://a:1": "no connection"})
+    tracker = KvTracker(8)
+    take(tracker, recorded_messages()[0][1])
+    for events, word in (([], "connecting"), ([trouble], "no answer"), (tracker.drain(1, S), "running")):
+        assert word in seen(list(events), manifest=manifest).splitlines()[0]
 
 
 def test_a_server_that_is_silent_dims_its_figures_with_their_age() -> None:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attach_helpers import attached, folded, sample, stored
+from attach_helpers import SERVER, S, attached, folded, sample, silence, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach import session as attach_session
 from kvtop.attach.address import address_of
+from kvtop.attach.kv_decode import decode_batch
 from kvtop.attach.kv_listen import KvListener
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.attach.session import AttachSession, AttachSpec
+from kvtop.cli.main import main
 from kvtop.engine.errors import UsageError
-from kvtop.engine.events import Event, FindPrompt, RunEnded, RunStarted, Sample, encode
+from kvtop.engine.events import Event, FindPrompt, Notice, RunEnded, RunStarted, Sample, encode
+from kvtop.results.files import FileError
 from kvtop.results.manifest import read_manifest
+from kvtop.results.recording import FrameWriter
 from kvtop.run.recorded import RecordedSession
 from kvtop.state.attached_numbers import read_number
 from kvtop.state.model import RunState
@@ -120,6 +125,107 @@ def test_what_was_received_before_the_end_is_recorded(tmp_path: Path, monkeypatc
     assert state.status == "complete"
     assert read_number(state, "pool.cached_blocks").value == 3
     assert not list((tmp_path / "run").glob("*.tmp*"))
+
+
+class Told:
+    """The session's queue, which tells when the end of the run is put into it."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue, self.ended = queue, threading.Event()
+
+    def put(self, event: Event) -> None:
+        self.queue.put(event)
+        if isinstance(event, RunEnded):
+            self.ended.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+
+def test_the_end_is_not_recorded_before_what_a_slow_listener_still_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last look takes longer than a session without a recording would wait for it: for as long as it takes until
+    the end has been told, or half a second."""
+    monkeypatch.setattr(attach_session, "JOIN_S", 0.0)
+    monkeypatch.setattr(attach_session, "RECORD_S", 60.0)
+    with FakePublisher() as publisher:
+        publisher.publish(stored(1, 2, 3), skip=True)
+        session = AttachSession(AttachSpec([], [publisher.endpoint], [""], record=tmp_path / "run"))
+        told = Told(session._queue)
+        monkeypatch.setattr(session, "_queue", told)
+        drain, took = KvListener.drain, threading.Event()
+
+        def last_drain(self: KvListener, step: int, t_ns: int) -> list[Event]:
+            if not session._stop.is_set():
+                return []
+            told.ended.wait(0.5)
+            took.set()
+            self.tracker.take(publisher.endpoint, 0, decode_batch(publisher.kept[0][1]), 0.0)
+            return drain(self, step, t_ns)
+
+        monkeypatch.setattr(KvListener, "drain", last_drain)
+        session.start()
+        session.stop(60)
+        assert took.wait(LIMIT_S)
+    assert read_number(folded(replayed(tmp_path / "run")), "pool.cached_blocks").value == 3
+
+
+def test_a_disk_that_takes_its_time_is_not_waited_for_while_the_session_is_polled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The screen polls it: it would stand still. What was handed over meanwhile is in the recording all the same."""
+    may_write, write = threading.Event(), FrameWriter.write
+
+    def slowly(self: FrameWriter, events: Sequence[Event]) -> None:
+        assert may_write.wait(LIMIT_S), "somebody waits for the disk"
+        write(self, events)
+
+    monkeypatch.setattr(FrameWriter, "write", slowly)
+    with FakeMetrics(Answer(GOOD)) as fake:
+        spec = AttachSpec([address_of(fake.url)], interval_s=0.01, record=tmp_path / "run")
+        session, state = AttachSession(spec), RunState()
+        session.start()
+        follow(session, state, lambda state: answers(state, 10))
+        assert not may_write.is_set()
+        may_write.set()
+        session.stop()
+    last = session.poll()
+    again = folded(replayed(tmp_path / "run"))
+    assert isinstance(last[-1], RunEnded)
+    assert len(attached(again).rows) >= 10
+    assert again.status == "complete"
+
+
+def test_a_disk_that_refuses_ends_the_recording_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: FrameWriter, events: Sequence[Event]) -> None:
+        raise FileError("disk full")
+
+    monkeypatch.setattr(FrameWriter, "write", refuse)
+    with FakeMetrics(Answer(GOOD)) as fake:
+        spec = AttachSpec([address_of(fake.url)], interval_s=0.01, record=tmp_path / "run")
+        session, state = AttachSession(spec), RunState()
+        session.start()
+        seen = follow(session, state, lambda state: state.notice == "disk full")
+        seen += follow(session, state, lambda state: answers(state, 10))  # the looking goes on
+        session.stop()
+        assert sum(isinstance(event, Notice) for event in [*seen, *session.poll()]) == 1
+        monkeypatch.setattr(FrameWriter, "write", lambda self, events: None)  # it is full when all of it is to be kept
+        monkeypatch.setattr(FrameWriter, "finish", lambda self: refuse(self, []))
+        words = ["attach", fake.url, "--interval", "0.05", "--seconds", "0.3", "--record", str(tmp_path / "late")]
+        assert main(words) == 1
+    assert capsys.readouterr().err == "kvtop: disk full\n"
+
+
+def test_a_look_that_failed_is_a_look() -> None:
+    """Whoever waits for the first word of a server is told that there is none."""
+    manifest = {"executor": "attached", "servers": [SERVER], "interval_ns": S}
+    begun = RunStarted(run_id="x", manifest=manifest)
+    assert not attached(folded([begun])).has_looked
+    assert attached(folded([begun, silence(1, "unreachable", t_s=1)])).has_looked
+    assert attached(folded([begun, sample(1, GOOD.decode())])).has_looked
 
 
 def test_threads_that_are_done_are_not_kept() -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attach_helpers import SERVER, folded, gauge, removed, sample, silence, stored
+from attach_helpers import SERVER, folded, gauge, histogram, removed, sample, silence, stored
 from attach_tui import recorded
-from test_attached_sums import OTHER, engine
+from test_attached_sums import OTHER, TTFT, engine
 from test_kv_tracker import batch
 
 from kvtop.attach.kv_tracker import KvTracker
 from kvtop.attach.recorder import Recorder
 from kvtop.cli.main import main
+from kvtop.engine.errors import UsageError
 from kvtop.engine.events import Event, RunEnded, RunStarted
+from kvtop.report import observed
 from kvtop.report.observed import Observed, observe
 from kvtop.report.observed_figures import MAX_DRAWN, observed_figures
 from kvtop.state.attached_numbers import read_number
@@ -222,6 +224,101 @@ def test_a_server_that_never_answered_makes_a_report_of_that(tmp_path: Path) -> 
     text = text_of(page_of(recording(tmp_path / "run", [silence(1, "HTTP 401: needs --api-key", t_s=1)])))
     assert f"{SERVER} never answered: HTTP 401: needs --api-key" in text
     assert "No server reported a counter twice." in text
+
+
+def test_figures_of_a_report_are_rounded_and_have_a_name_that_says_what_they_count(tmp_path: Path) -> None:
+    """One of 18 looks found one request waiting; 12,345 tokens a second; a look that failed lasts no time."""
+    looks: list[Event] = [
+        sample(
+            look,
+            gauge("vllm:num_requests_waiting", int(look == 5)) + gauge("vllm:generation_tokens_total", 12_345 * look),
+        )
+        for look in range(1, 19)
+    ]
+    looks.append(silence(19, "slow: no answer in 5 s", t_s=20.9))
+    text = text_of(page_of(recording(tmp_path / "run", looks)))
+    assert "requests waiting| 18| 0| 0.06| 1| exact" in text
+    assert "generated tokens a second, mean| 12,345| exact" in text
+    assert "once a server did not answer: see When" in text
+    assert "0.0 s" not in text
+    never = text_of(
+        page_of(recording(tmp_path / "never", [silence(1, "HTTP 401", t_s=1), silence(2, "HTTP 401", t_s=9)]))
+    )
+    assert f"{SERVER} never answered: HTTP 401" in never
+    assert "a server did not answer" not in never  # the same again
+
+
+def test_a_recording_of_events_alone_says_so(tmp_path: Path) -> None:
+    tracker = KvTracker(32)
+    tracker.take("tcp://a:1", 0, batch(stored(5, 6)), 0.0)
+    events = tracker.drain(1, NS)
+    text = text_of(page_of(recording(tmp_path / "run", list(events), kv_events=["tcp://a:1"], servers=[])))
+    assert "A recording of 1.0 s: KV events of 1 rank." in text
+    looks: list[Event] = [sample(look, engine(0, look)) for look in (1, 2)]
+    text = text_of(page_of(recording(tmp_path / "both", [*looks, *tracker.drain(3, 3 * NS)], kv_events=["tcp://a:1"])))
+    assert re.search(r"A recording of [23].0 s: 2 looks at 1 engine", text)
+
+
+def test_engines_with_other_buckets_have_no_percentiles_together(tmp_path: Path) -> None:
+    def both(look: int, second: str) -> str:
+        first = histogram(TTFT, {"1": 20 * look, "+Inf": 20 * look}, engine="0")
+        return first + histogram(TTFT, {second: 20 * look, "+Inf": 20 * look}, engine="1")
+
+    same = observe(recording(tmp_path / "same", [sample(look, both(look, "1")) for look in (1, 2)]))
+    known = same.totals.histograms["ttft"]
+    assert known is not None
+    assert known.counts == [40, 40]
+    other = observe(recording(tmp_path / "other", [sample(look, both(look, "2")) for look in (1, 2)]))
+    assert other.totals.histograms["ttft"] is None
+    assert "TTFT|" not in text_of(page_of(other.path))
+
+
+def test_what_a_server_counts_for_all_its_engines_is_whole(tmp_path: Path) -> None:
+    """A metric without the label of an engine, beside two engines."""
+    looks: list[Event] = [
+        sample(look, engine(0, look) + engine(1, look) + gauge("vllm:request_success_total", 3 * look))
+        for look in (1, 2)
+    ]
+    found = observe(recording(tmp_path / "run", looks))
+    assert len(found.totals.engines) == 2
+    assert found.totals.sums("finished") == [3]
+    assert found.totals.truth("exact", found.attached, "finished") == "exact"
+
+
+def test_stretches_are_in_order_of_their_start_and_end_where_the_reason_does(tmp_path: Path) -> None:
+    looks: list[Event] = [sample(1, engine(0, 1)), silence(2, "HTTP 401", t_s=2, server=OTHER)]
+    looks += [silence(3, "HTTP 500", t_s=3), silence(4, "HTTP 503", t_s=4), sample(5, engine(0, 2))]
+    found = observe(recording(tmp_path / "run", looks, servers=[SERVER, OTHER]))
+    assert [(each.start_s, each.end_s, each.who, each.why) for each in found.stretches] == [
+        (2, None, OTHER, "HTTP 401"),
+        (3, 4, SERVER, "HTTP 500"),
+        (4, 5, SERVER, "HTTP 503"),
+    ]
+    assert found.answered_s == (1, 5)
+
+
+def test_what_is_missing_is_told_as_of_the_last_good_answer(tmp_path: Path) -> None:
+    looks: list[Event] = [sample(look, engine(0, look)) for look in (1, 2, 3)]
+    looks += [silence(look, "slow: no answer in 5 s", t_s=look) for look in range(4, 20)]
+    found = observe(recording(tmp_path / "run", looks))
+    reasons = {reading.missing for _, reading in found.missing()}
+    assert reasons
+    assert not any("stale" in reason for reason in reasons)
+    assert found.end_s == 19
+
+
+def test_news_are_counted_further_than_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "MOST_NEWS", 3)
+    looks: list[Event] = [silence(look, f"HTTP {500 + look}", t_s=look) for look in range(1, 8)]
+    found = observe(recording(tmp_path / "run", looks))
+    assert (len(found.news), found.num_news) == (3, 7)
+    assert "4 more are not shown." in text_of(page_of(found.path))
+
+
+def test_a_recording_without_a_start_cannot_be_reported(tmp_path: Path) -> None:
+    Recorder(tmp_path / "run", {"run_id": "x", "executor": "attached"}).close()
+    with pytest.raises(UsageError, match="breaks off before its first look"):
+        observe(tmp_path / "run")
 
 
 def test_the_last_figures_are_those_of_the_screen(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from attach_helpers import attached, folded, gauge, sample
+from attach_helpers import attached, count_looks_as_seconds, folded, gauge, sample
 from fake_server import Answer, FakeMetrics, recorded_metrics
 
 from kvtop.attach import scrape
@@ -22,6 +22,7 @@ from kvtop.attach.tokenize import NoTokens, tokens_by_server
 from kvtop.cli.main import main
 
 WHOLE = recorded_metrics()[-1][1].encode()
+LIMIT_S = 100.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
@@ -60,7 +61,7 @@ def forever(*pieces: bytes, every_s: float = 0.0, before: bytes = b"") -> Callab
 
 
 @pytest.mark.parametrize(
-    ("say", "why"),
+    ("say", "why"),  # what drips is given up after its time, the others long before theirs
     [
         (forever(b"x", every_s=0.02), "slow"),  # a status line that never ends
         (forever(b"a", every_s=0.02, before=HEAD + b"X-Long: "), "slow"),
@@ -72,16 +73,13 @@ def forever(*pieces: bytes, every_s: float = 0.0, before: bytes = b"") -> Callab
         (forever(b"x 1\n" * 4096, before=HEAD + b"\r\n"), "bad response: more than 2 MiB"),
     ],
 )  # fmt: skip
-def test_an_answer_without_an_end_is_given_up_in_time(
+def test_an_answer_without_an_end_is_given_up(
     say: Callable[[socket.socket], None], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrape, "MAX_BODY_BYTES", 2 << 20)
     with talking(say) as url:
-        began = time.monotonic()
-        found = Scraper(address_of(url), timeout_s=0.7).look(1, 0)
-        took_s = time.monotonic() - began
+        found = Scraper(address_of(url), timeout_s=0.3 if why == "slow" else LIMIT_S).look(1, 0)
     assert found.problem.startswith(why)
-    assert took_s < 3.0
 
 
 def test_a_hundred_megabytes_are_read_up_to_the_limit_only() -> None:
@@ -96,7 +94,7 @@ def test_a_hundred_megabytes_are_read_up_to_the_limit_only() -> None:
 
     with talking(say) as url:
         tracemalloc.start()
-        found = Scraper(address_of(url), timeout_s=30).look(1, 0)
+        found = Scraper(address_of(url), timeout_s=LIMIT_S).look(1, 0)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert found.problem == "bad response: more than 64 MiB"
@@ -133,7 +131,9 @@ def test_a_model_name_goes_into_no_header_and_no_line_of_its_own(capsys: pytest.
         fake.on_post = Answer(b'{"tokens": [1]}')
         found = Scraper(address_of(fake.url)).look(1, 0)
         assert "\n" in found.engines[0].model
-        assert tokens_by_server(address_of(fake.url), found.engines[0].model, "x", api_key=None, timeout_s=5) == [1]
+        assert tokens_by_server(address_of(fake.url), found.engines[0].model, "x", api_key=None, timeout_s=LIMIT_S) == [
+            1
+        ]
         assert {request["path"] for request in fake.requests} == {"/metrics", "/tokenize"}
         assert not any("X-Evil" in key for request in fake.requests for key in request)
         main(["doctor", fake.url])
@@ -145,23 +145,26 @@ def test_commands_do_not_wait_for_a_server_that_drips_its_headers(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with talking(forever(b"a", every_s=0.02, before=HEAD + b"X: ")) as url:
-        began = time.monotonic()
-        assert main([words[0], url, *words[1:], "--timeout", "0.5"]) != 0
-        assert time.monotonic() - began < 8.0
+        assert main([words[0], url, *words[1:], "--timeout", "0.3"]) != 0
     said = capsys.readouterr()
     assert "slow" in said.out + said.err
 
 
-def test_a_tokenizer_page_without_an_end_is_given_up_in_time() -> None:
+def test_a_tokenizer_page_without_an_end_is_given_up() -> None:
     drip = forever(b"1,", every_s=0.02, before=HEAD + b'\r\n{"tokens": [')
     with talking(drip) as url, pytest.raises(NoTokens, match="slow"):
-        tokens_by_server(address_of(url), "", "x", api_key=None, timeout_s=0.5)
+        tokens_by_server(address_of(url), "", "x", api_key=None, timeout_s=0.3)
 
 
-def test_a_recording_of_a_hostile_server_stays_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_of_a_hostile_server_stays_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
     text = gauge("vllm:num_requests_running", 1, engine="\x1b]0;x\x07", model_name="\u202e[/]" + "m" * 5000)
     with FakeMetrics(Answer(text.encode())) as fake:
-        assert main(["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "1", "--interval", "0.2"]) == 0
+        assert (
+            main(["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "3", "--interval", "0.05"]) == 0
+        )
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     page = str(tmp_path / "page.html")
     run = str(tmp_path / "run")
@@ -183,8 +186,9 @@ def test_a_key_with_a_line_break_is_never_shown(
 ) -> None:
     """The end of a file is no part of it; one that no header can carry is refused without being quoted."""
     monkeypatch.setenv("KVTOP_API_KEY", key)
+    count_looks_as_seconds(monkeypatch)
     with FakeMetrics(Answer(gauge("vllm:num_requests_running", 1).encode())) as fake:
-        asked = ["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "0.5", "--interval", "0.2"]
+        asked = ["attach", fake.url, "--record", str(tmp_path / "run"), "--seconds", "2", "--interval", "0.05"]
         code = main(asked)
     assert code == (0 if key.strip() == "s3cret" else 2)
     said = capsys.readouterr()

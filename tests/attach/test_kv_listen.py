@@ -26,21 +26,16 @@ from kvtop.state.snapshot import snapshot
 from kvtop.tui.attached import source_lines
 from kvtop.tui.frame import Frame
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def connected(publisher: FakePublisher, *, replay: bool = True) -> KvListener:
-    """A listener that the publisher knows of: it has received something. What told it so is folded as message 0."""
+    """A listener that the publisher knows of, and that knows it: it has received message 0, in which nothing is."""
     listener = KvListener([publisher.endpoint], [publisher.replay_endpoint if replay else ""], KvTracker(None))
-    deadline = time.monotonic() + LIMIT_S
-    body = msgspec.msgpack.encode([time.time(), []])
-    while not listener.tracker.ranks:
-        assert time.monotonic() < deadline, "the subscription never arrived"
-        publisher.socket.send_multipart([b"", (0).to_bytes(8, "big"), body])
-        listener.receive(0.02)
-    publisher.kept, publisher.seq = [(0, body)], 1
-    while listener.receive(0.05):  # further copies of message 0: each looks like a publisher that begins anew
-        pass
+    publisher.wait_for_subscriber()
+    until(listener, lambda: listener._endpoints[publisher.endpoint].down_s is None)
+    publisher.publish()
+    until(listener, lambda: bool(listener.tracker.ranks))
     listener.tracker.drain(0, 0)
     return listener
 
@@ -75,15 +70,14 @@ def test_messages_that_are_lost_on_the_way_are_asked_for_at_the_replay_endpoint(
     assert (stream.num_cached, stream.num_replayed, stream.num_lost, stream.partial) == (12, 5, 0, "")
 
 
-def test_a_replay_endpoint_that_does_not_answer_does_not_hold_up_what_comes() -> None:
+def test_a_replay_endpoint_that_does_not_answer_does_not_hold_up_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_listen, "REPLAY_S", 0.2)
     with FakePublisher(replays=False) as publisher:
         publisher.replay_endpoint = "tcp://127.0.0.1:1"
         listener = connected(publisher)
-        began = time.monotonic()
         publisher.publish(stored(1), skip=True)
         publisher.publish(stored(2))
         receive_until(listener, 2)
-        assert time.monotonic() - began < 6
         listener.close()
     assert listener.tracker.streams()[0].num_lost == 1
 
@@ -213,13 +207,11 @@ def test_no_frames_do_worse_than_being_counted(messages: list[list[bytes]]) -> N
 
 
 def test_a_replay_that_nobody_wants_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_listen, "REPLAY_S", 60.0)
+    monkeypatch.setattr(kv_listen, "REPLAY_S", 3600.0)
     nobody = "tcp://127.0.0.1:1"
     listener = KvListener([nobody], [nobody], KvTracker(None), is_over=lambda: True)
-    began = time.monotonic()
     assert listener._ask(nobody, 0, 5) == ([], False)
     listener.close()
-    assert time.monotonic() - began < 30
 
 
 def test_an_idle_server_that_was_restarted_is_known_to_be_empty() -> None:
@@ -243,37 +235,36 @@ def until(listener: KvListener, is_so: Callable[[], bool]) -> None:
         listener.receive(0.05)
 
 
-def flood(seconds: float, rate: int) -> tuple[int, int, float]:
-    """(messages sent, messages seen, seconds the last of them lay) at ``rate`` events a second."""
+RATE, BATCH = 5000, 25  # events a second; sent at once
+
+
+def flood(count: int) -> None:
+    """``count`` events come as fast as they can be taken. None is lost, and at ``RATE`` a second they leave the thread
+    that takes them most of its time: its own CPU time is looked at, which is the same on a busy machine."""
     with FakePublisher(replays=False) as publisher:
         listener = connected(publisher, replay=False)
-        sent, cpu, began = 0, 0.0, time.monotonic()
-        while (passed := time.monotonic() - began) < seconds:
-            while sent < passed * rate:
-                sent += 1
-                publisher.publish(stored(sent, parent=sent - 1 or None))
-            before = time.thread_time()
-            listener.receive(0.0)
-            listener.tracker.drain(1, 1)
-            cpu += time.thread_time() - before
-        receive_until(listener, sent)
+        cpu_s = 0.0
+        for sent in range(1, count + 1):
+            publisher.publish(stored(sent, parent=sent - 1 or None))
+            if sent % BATCH == 0:
+                before = time.thread_time()
+                listener.receive(0.0)
+                listener.tracker.drain(1, 1)
+                cpu_s += time.thread_time() - before
+        receive_until(listener, count)
         (stream,) = listener.tracker.streams()
         listener.close()
-    assert (stream.num_lost, stream.partial, stream.num_cached) == (0, "", sent)
-    return sent, stream.last_seq, (stream.lag_ns or 0) / 1e9
+    assert (stream.last_seq, stream.num_lost, stream.partial, stream.num_cached) == (count, 0, "", count)
+    assert cpu_s < count / RATE
 
 
 def test_five_thousand_events_a_second_are_followed_without_a_loss() -> None:
-    sent, seen, lag_s = flood(1.5, 5000)
-    assert sent == seen >= 5000
-    assert lag_s < 1.0
+    flood(2 * RATE)
 
 
 @pytest.mark.slow
 def test_five_thousand_events_a_second_are_followed_for_ten_seconds() -> None:
-    sent, seen, lag_s = flood(10, 5000)
-    assert sent == seen >= 45_000
-    assert lag_s < 1.0
+    flood(10 * RATE)
 
 
 @pytest.mark.parametrize("text", ["tcp://127.0.0.1:5557", "ipc:///tmp/x", "tcp://[::1]:5557"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attach_helpers import attached, folded, gauge, histogram, sample
 
+from kvtop.attach.metric_names import COUNTERS, GAUGES, LABELS, spelled
 from kvtop.engine.events import EngineSample
 from kvtop.state.attached import block_size, capacity
 from kvtop.state.attached_numbers import read_number
@@ -131,3 +132,43 @@ def test_the_null_block_is_left_out_where_the_usage_shows_that_it_is() -> None:
     for usage, size in ((6 / 109, 109), (6 / 110, 110), (0.0, 109)):
         state = folded([sample(1, info + gauge("vllm:kv_cache_usage_perc", usage, engine="0"))])
         assert capacity(attached(state).engines[0]) == size
+
+
+def test_series_of_one_metric_are_told_apart_by_its_label_and_added_up() -> None:
+    text = "".join(
+        gauge("kvtop_evictions_total", count, engine="0", cause=cause)
+        for cause, count in (("prefill", 3), ("decode", 4))
+    )
+    (engine,) = engines(text)
+    assert engine.counters == {"evictions": 7, "evictions/prefill": 3, "evictions/decode": 4}
+
+
+def test_of_two_metrics_by_label_the_first_one_counts() -> None:
+    old = gauge("vllm:num_requests_waiting_by_reason", 5, engine="0", reason="capacity")
+    new = gauge("kvtop_requests_waiting", 5, engine="0", reason="no_blocks")
+    assert engines(old)[0].gauges == {"waiting/capacity": 5}
+    assert engines(old + new)[0].gauges == {"waiting/no_blocks": 5}
+
+
+def test_a_label_whose_value_is_no_number_breaks_itself_and_the_sum() -> None:
+    text = gauge("kvtop_blocks", 3, engine="0", state="used") + gauge("kvtop_blocks", "NaN", engine="0", state="idle")
+    (engine,) = engines(text)
+    assert (engine.gauges, engine.broken) == ({"blocks/used": 3}, {"blocks/idle": "NaN"})
+
+
+def test_every_metric_by_label_is_in_a_row_of_its_own() -> None:
+    """Else its label is lost, or nothing reads it."""
+    tables = (GAUGES, COUNTERS)
+    families = {name for table in tables for ours, names in table.items() if ours.endswith("/") for name in names}
+    assert families == set(LABELS)
+    assert spelled("blocks/idle", "kvtop") == 'kvtop_blocks{state="idle"}'
+    assert spelled("usage", "vllm") == "vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc"
+    assert (spelled("usage", "kvtop"), spelled("tpot", "sglang")) == ("vllm:kv_cache_usage_perc", "")
+
+
+def test_every_metric_of_kvtops_that_is_read_is_one_that_it_exports() -> None:
+    from kvtop.exporter.metrics import METRICS
+
+    exported = {metric.name for metric in METRICS}
+    read = {name for table in (GAUGES, COUNTERS) for names in table.values() for name in names}
+    assert {name for name in read if name.startswith("kvtop_")} <= exported

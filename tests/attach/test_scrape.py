@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from fake_server import Answer, FakeMetrics, recorded_metrics
@@ -13,6 +14,7 @@ from kvtop.attach.address import address_of
 from kvtop.attach.scrape import Scraper
 from kvtop.engine.errors import UsageError
 
+LIMIT_S = 60.0
 GOOD = b"vllm:num_requests_running 3\n"
 
 
@@ -53,8 +55,8 @@ def test_a_bad_answer_is_called_what_it_is(answer: Answer, problem: str) -> None
 def test_nobody_listening_and_no_such_host_are_said() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert Scraper(address_of(f"127.0.0.1:{port}")).look(1, 0).problem == "unreachable: connection refused"
+        port = free.getsockname()[1]  # bound here, so that nobody else listens there
+        assert Scraper(address_of(f"127.0.0.1:{port}")).look(1, 0).problem == "unreachable: connection refused"
 
 
 def test_what_is_no_http_is_said() -> None:
@@ -66,8 +68,8 @@ def test_what_is_no_http_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=greet, args=(server,), daemon=True)
         thread.start()
-        found = Scraper(address_of(f"127.0.0.1:{server.getsockname()[1]}"), timeout_s=2).look(1, 0)
-        thread.join(5)
+        found = Scraper(address_of(f"127.0.0.1:{server.getsockname()[1]}"), timeout_s=LIMIT_S).look(1, 0)
+        thread.join(LIMIT_S)
     assert found.problem.startswith("bad response: no HTTP")
 
 
@@ -78,21 +80,17 @@ def test_a_server_that_keeps_silent_and_one_that_drips_are_slow() -> None:
     def drip(server: socket.socket) -> None:
         with server.accept()[0] as peer:
             peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-            for _ in range(100):
-                try:
+            with suppress(OSError):
+                while True:
                     peer.sendall(b"x")
-                except OSError:
-                    return
-                time.sleep(0.05)
+                    time.sleep(0.02)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip, args=(server,), daemon=True)
         thread.start()
-        began = time.monotonic()
         found = Scraper(address_of(f"127.0.0.1:{server.getsockname()[1]}"), timeout_s=0.3).look(1, 0)
-        thread.join(10)
+        thread.join(LIMIT_S)
     assert found.problem == "slow: no whole answer in 0.3 s"
-    assert time.monotonic() - began < 4  # of the five seconds it would have taken
 
 
 def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

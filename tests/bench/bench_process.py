@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,10 @@ def kvtop(*words: str, code: int = 0, timeout_s: float = 100) -> subprocess.Comp
     return done
 
 
-def start(words: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a bench in a process group of its own."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A bench in a process group of its own. What is left of it at the end is killed."""
+    process = subprocess.Popen(
         [*KVTOP, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -37,6 +41,34 @@ def start(words: Sequence[str]) -> subprocess.Popen[str]:
         env=ENVIRONMENT,
         start_new_session=True,
     )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@contextlib.contextmanager
+def held(process: subprocess.Popen[str], is_so: Callable[[], bool], limit_s: float = 60) -> Iterator[None]:
+    """Stop the bench and all it has started once ``is_so``, which is still so inside: nothing goes on meanwhile.
+
+    It is looked at while it stands still. What is signalled inside is received at the end, when it goes on.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        assert process.poll() is None, process.communicate()
+        os.killpg(process.pid, signal.SIGSTOP)
+        if is_so():
+            break
+        os.killpg(process.pid, signal.SIGCONT)
+        assert time.monotonic() < deadline, f"nothing happened for {limit_s:g} s"
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGCONT)
 
 
 def run_dirs(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_process import kvtop, manifest, requests, run_dirs, start, write_trace
+from bench_process import kvtop, manifest, requests, run_dirs, started, write_trace
 
 from kvtop.cli.main import main
 
@@ -69,12 +69,12 @@ def test_the_cluster_leaves_what_this_machine_would(cluster: Any, tmp_path: Path
 @pytest.mark.slow
 def test_interrupted_it_keeps_what_is_finished_and_is_resumed(cluster: Any, tmp_path: Path) -> None:
     words = [*points(tmp_path, 400), "-o", (tmp_path / "store").as_uri(), "--ray", cluster.address]
-    process = start(words)
-    assert process.stderr is not None
-    while "/400" not in (line := process.stderr.readline()):  # a progress line of a run under way
-        assert line
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=90)
+    with started(words) as process:
+        assert process.stderr is not None
+        while "/400" not in (line := process.stderr.readline()):  # a progress line of a run under way
+            assert line
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
     assert "interrupted; finished rows are kept" in err
     assert "failed" not in err
@@ -90,14 +90,14 @@ def test_interrupted_it_keeps_what_is_finished_and_is_resumed(cluster: Any, tmp_
 def test_a_lost_node_costs_time_and_no_run(cluster: Any, tmp_path: Path) -> None:
     words = [*points(tmp_path, 400), "-o", (tmp_path / "store").as_uri(), "--ray", cluster.address]
     lost = cluster.add_node(num_cpus=2, node_ip_address=LOOPBACK, object_store_memory=80 << 20)
-    process = start([*words, "--ray-cpus", "2"])  # only the new node has two
-    assert process.stderr is not None
-    while "/400" not in (line := process.stderr.readline()):
-        assert line
-    cluster.remove_node(lost, allow_graceful=False)
-    time.sleep(1)
-    cluster.add_node(num_cpus=2, node_ip_address=LOOPBACK, object_store_memory=80 << 20)
-    out, err = process.communicate(timeout=200)
+    with started([*words, "--ray-cpus", "2"]) as process:  # only the new node has two
+        assert process.stderr is not None
+        while "/400" not in (line := process.stderr.readline()):
+            assert line
+        cluster.remove_node(lost, allow_graceful=False)
+        time.sleep(1)
+        cluster.add_node(num_cpus=2, node_ip_address=LOOPBACK, object_store_memory=80 << 20)
+        out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert out.count("complete, 400/400 ok") == 2
 

@@ -6,13 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from bench_process import kvtop, manifest, requests, run_dirs, start, write_trace
+from bench_process import held, kvtop, manifest, requests, run_dirs, started, write_trace
 from made_runs import simple_run
 
 from kvtop.bench import plan_points
@@ -34,14 +32,6 @@ def words(tmp_path: Path) -> list[str]:
     return [*bench, "-p", "fcfs", "-p", "sjf", "-o", str(tmp_path / "out")]
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing happened for a minute"
-        time.sleep(0.1)
-
-
 def share_done(out: Path) -> float:
     """Of the run under way: finished requests in its recording."""
     for run_dir in run_dirs(out):
@@ -58,27 +48,26 @@ def child_of(process: subprocess.Popen[str]) -> psutil.Process:
 
 def test_interrupted_killed_and_resumed_every_request_is_there_once(tmp_path: Path, words: list[str]) -> None:
     out = tmp_path / "out"
-    process = start(words)
-    wait_for(lambda: share_done(out) >= 0.6, process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with started(words) as process:
+        with held(process, lambda: share_done(out) >= 0.3):
+            os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted; finished rows are kept" in err
     (last,) = [run_dir for run_dir in run_dirs(out) if manifest(run_dir)["status"] == "interrupted"]
     done = requests(last).filter(status="ok").height
-    assert 0.6 * REQUESTS <= done < REQUESTS
+    assert 0.3 * REQUESTS <= done < REQUESTS
 
-    process = start([*words, "--force"])
-    wait_for(lambda: share_done(out) > 0, process)
-    child_of(process).kill()
-    wait_for(lambda: len(run_dirs(out)) == 2 and share_done(out) > 0, process)  # the other point goes on
-    child = child_of(process)
-    process.kill()
-    process.communicate(timeout=60)
-    assert not any(is_complete(run_dir) for run_dir in run_dirs(out))
-
-    done_text = kvtop(*words, "--resume").stdout  # waits for the child that outlived its parent
-    assert not child.is_running()
+    with started([*words, "--force"]) as process:
+        with held(process, lambda: share_done(out) > 0):
+            child_of(process).kill()
+        with held(process, lambda: len(run_dirs(out)) == 2 and share_done(out) > 0):  # the other point goes on
+            child = child_of(process)
+            process.kill()
+        process.wait(60)
+        assert not any(is_complete(run_dir) for run_dir in run_dirs(out))
+        done_text = kvtop(*words, "--resume").stdout  # waits for the child that outlived its parent
+        assert not child.is_running()
     assert done_text.count(f"complete, {REQUESTS}/{REQUESTS} ok") == 2
     assert len(run_dirs(out)) == 2
     for run_dir in run_dirs(out):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bench_process import kvtop, run_dirs, start, write_trace
+from bench_process import held, kvtop, run_dirs, started, write_trace
 
 from kvtop.cli.main import main
 
@@ -133,13 +132,10 @@ def test_an_interrupted_search_says_so_and_goes_on(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [(10 * i, 16, 100) for i in range(150)])
     words = ["bench", "-w", str(trace), *ONE_SERVER, "--find-rate", "ttft_p99<2s", "--max-rates", "2"]
     words += ["-o", str(tmp_path / "out")]
-    process = start(words)
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("find-rate-*.json")):  # there after the first rate
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with started(words) as process:
+        with held(process, lambda: bool(list((tmp_path / "out").glob("find-rate-*.json")))):  # after the first rate
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "interrupted: the search is not finished" in out
     (kept,) = (tmp_path / "out").glob("find-rate-*.json")

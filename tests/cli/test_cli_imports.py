@@ -48,11 +48,15 @@ def test_compare_loads_no_torch() -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["calc", "--model", "llama-3-70b", "--gpu", "h100-80gb", "--tp", "4"]])
 def test_help_and_calc_answer_at_once(words: list[str]) -> None:
+    assert min(cpu_s(words) for _ in range(3)) < CPU_BUDGET_S * SLACK
+
+
+def cpu_s(words: list[str]) -> float:
+    """CPU time that the command takes. What else goes on here makes it more: the least of several is its own."""
     before = os.times()
     subprocess.run([sys.executable, "-m", "kvtop", *words], capture_output=True, timeout=60, check=True)
     after = os.times()
-    spent = after.children_user - before.children_user + after.children_system - before.children_system
-    assert spent < CPU_BUDGET_S * SLACK
+    return after.children_user - before.children_user + after.children_system - before.children_system
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

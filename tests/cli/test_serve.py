@@ -7,6 +7,7 @@ import socket
 import sys
 
 import pytest
+from loopback import free_port  # pyright: ignore[reportMissingImports]
 
 from kvtop.cli.main import main
 from kvtop.cli.terminal import can_open_tui
@@ -24,12 +25,6 @@ def served(monkeypatch):
 
     monkeypatch.setattr(Page, "serve", serve)
     return started
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,7 @@ def test_the_address_is_told_when_connections_are_taken_there(monkeypatch, capsy
     number, taken = free_port(), []
 
     def tell(self: Page, listening: str) -> None:
-        with socket.create_connection(("127.0.0.1", number), timeout=10):
+        with socket.create_connection(("127.0.0.1", number), timeout=60):
             taken.append(listening)
         told(self, listening)
         self.request_exit()

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import httpx2
 import pytest
+from slow_client import LIMIT_S, dripping, said_until_closed  # pyright: ignore[reportMissingImports]
 
 from kvtop.exporter import server as metrics
 from kvtop.exporter.server import MetricsServer
 
-LIMIT_S = 30.0
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -34,41 +34,15 @@ def connect(served: MetricsServer) -> socket.socket:
     return socket.create_connection((served.host, served.port), timeout=LIMIT_S)
 
 
-def is_closed_while_dripping(client: socket.socket, dripping: bytes) -> bool:
-    """Whether the server ends it within ``LIMIT_S``, while ``dripping`` goes out byte by byte, over and over."""
-    over = threading.Event()
-
-    def drip() -> None:
-        try:
-            while dripping:
-                for at in range(len(dripping)):
-                    client.sendall(dripping[at : at + 1])
-                    if over.wait(0.02):
-                        return
-        except OSError:
-            return
-
-    thread = threading.Thread(target=drip, daemon=True)
-    thread.start()
-    try:
-        return client.recv(65_536) == b""
-    except ConnectionResetError:  # it was closed while we were sending
-        return True
-    except TimeoutError:
-        return False
-    finally:
-        over.set()
-        thread.join(LIMIT_S)
-
-
 @pytest.mark.parametrize(
-    ("first", "dripping"),
+    ("first", "then"),
     [(b"", b""), (b"GET /met", b""), (b"GET /", b"a"), (GET + b"X-Long: ", b"a"), (GET, b"X: y\r\n"), (GET, b"")],
 )
-def test_a_request_that_is_not_there_in_time_is_closed(impatient: MetricsServer, first: bytes, dripping: bytes) -> None:
+def test_a_request_that_is_not_there_in_time_is_closed(impatient: MetricsServer, first: bytes, then: bytes) -> None:
     with connect(impatient) as client:
         client.sendall(first)
-        assert is_closed_while_dripping(client, dripping)
+        with dripping(client, then):
+            assert said_until_closed(client) == b""
     assert httpx2.get(impatient.url).text == "up 1\n"
 
 
@@ -131,3 +105,15 @@ def test_whoever_is_connected_is_cut_off_when_it_is_closed(monkeypatch: pytest.M
         assert httpx2.get(served.url).status_code == 200  # the one that came before it has been taken in
         served.close()
         assert client.recv(1) == b""
+
+
+def test_a_closed_server_neither_listens_nor_runs() -> None:
+    served = serve()
+    assert httpx2.get(served.url).status_code == 200
+    served.close()
+    assert not served._thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        connect(served)
+    again = MetricsServer(lambda: "up 2\n", served.host, served.port)
+    assert httpx2.get(again.url).text == "up 2\n"
+    again.close()

@@ -73,3 +73,25 @@ def test_the_first_paint_loads_nothing_that_is_only_shown_later() -> None:
     loaded = modules_loaded_by("kvtop.cli.live", "kvtop.tui.launch", "kvtop.tui.app", "kvtop.tui.screens.overview")
     assert "kvtop.tui.panels.pool" in loaded
     assert loaded & LATER == set()
+
+
+BEGUN = """\
+import sys, json
+from kvtop.cli import live, run_options
+from kvtop.cli.parser import Parser
+parser = Parser("kvtop live", "", "")
+live.add_arguments(parser)
+args = parser.parse(sys.argv[1:])
+run_options.check_workload(run_options.run_spec(args, args.workload, args.policy).workload)
+print(json.dumps([*sys.modules]))
+"""
+
+
+@pytest.mark.parametrize(("words", "is_read"), [(["--seed", "3"], False), (["--limit", "5"], True)])
+def test_the_default_run_is_begun_without_reading_its_workload_or_looking_for_its_model(words, is_read) -> None:
+    command = [sys.executable, "-c", BEGUN, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert ("kvtop.workloads.load" in loaded) == is_read
+    assert not {"importlib.metadata", "kvtop.engine.executors.models"} & loaded

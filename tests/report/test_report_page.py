@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import small_run
+from report_runs import finished, small_run, step, write_run
 
 from kvtop.cli.main import main
 from kvtop.report.build import html, make_report
@@ -148,3 +148,47 @@ def test_the_same_runs_make_the_same_page(runs: Path, text: str) -> None:
 def test_specifications_can_be_read_back(page: Page) -> None:
     specs = [json.loads(script) for script in page.scripts if script.startswith('{"$schema"')]
     assert len(specs) == page.tags.count("figure")
+
+
+def test_what_all_runs_were_made_of_stands_once(tmp_path: Path) -> None:
+    """A row a run has what tells runs apart; the rest is beside the settings that are the same."""
+    for policy in ("fcfs", "sjf"):
+        for replicate in (0, 1):
+            made = {"seed": replicate, "replicate": replicate, "workload_hash": f"{replicate:x}" * 64}
+            slower = {"slower_ms": replicate}  # or it would be one run repeated
+            small_run(tmp_path / f"{policy}-{replicate}", policy=policy, git_sha="c" * 40, **made, **slower)
+    page = Page()
+    page.feed(html(make_report([tmp_path])))
+    header = next(row for row in page.cells if row[:2] == ["Run", "directory"])
+    assert header == ["Run", "directory", "status", "ok / all", "seed", "replicate", "workload hash"]
+    rows = [row for row in page.cells if len(row) == len(header) and row[0] in ("fcfs", "sjf")]
+    assert [row[1:] for row in rows] == [
+        [f"{policy}-{n}", "complete", "2 / 2", str(n), str(n), f"{n}" * 12]
+        for policy in ("fcfs", "sjf") for n in (0, 1)
+    ]  # fmt: skip
+    said = [text for text in page.texts if text.strip()]
+    for name, value in (("kvtop's commit", "c" * 10), ("started (UTC)", "2026-01-01 00:00:00")):
+        assert said.count(name) == 1
+        assert said[said.index(name) + 1] == value
+    assert "trace sha256" not in said, "nobody recorded one"
+
+
+def test_no_heading_of_a_table_is_broken_inside_a_word(text: str) -> None:
+    """A table too wide for its place scrolls; its headings are not closed up to a letter a row."""
+    rules = re.findall(r"^thead th \{([^}]*)\}", text, re.M)
+    assert rules
+    assert not any("anywhere" in rule or "break-all" in rule for rule in rules)
+
+
+def test_no_line_ends_between_a_number_and_its_unit(text: str) -> None:
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert any("p50 and p99: " in caption for caption in captions)
+    assert not any(re.search(r"\d (?:ms|s|steps|requests)\b", caption) for caption in captions)
+
+
+def test_of_one_run_there_are_figures_to_trust_and_no_differences(tmp_path: Path) -> None:
+    ends = [finished(f"r{i}", i, i, 20 + i * 7 % 31, 90 + i * 3 % 17, 4) for i in range(40)]
+    run = write_run(tmp_path / "run", [step(0, 0, 200, ["r0"]), *ends])
+    headings = re.findall(r"<h3[^>]*>([^<]*)</h3>", html(make_report([run])))
+    assert "How far to trust the figures" in headings
+    assert not any("ifferences" in heading for heading in headings)

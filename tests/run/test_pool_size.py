@@ -24,7 +24,7 @@ ALL, FEW, MORE = 64, 24, 40  # blocks
 def until(session: RunSession, wanted: Callable[[Event], bool]) -> list[Event]:
     """What the session tells, up to the batch with a wanted event."""
     events: list[Event] = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while not any(map(wanted, events)):
         assert time.monotonic() < deadline_s, events[-3:]
         events += session.poll(0.2)

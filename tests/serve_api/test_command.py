@@ -34,7 +34,9 @@ def test_it_says_where_it_serves_and_ends_with_0_when_it_is_told_to() -> None:
         assert httpx2.post(f"{url[0]}/completions", json=BODY).json()["usage"]["completion_tokens"] == 5
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert "there is no tokenizer" in told + process.stderr.read()
+        told += process.stderr.read()
+        assert "there is no tokenizer" in told
+        assert "serving no model (executor null) as none at http" in told
 
 
 def test_the_screen_shows_what_clients_do_and_gives_the_terminal_back() -> None:
@@ -61,6 +63,7 @@ def test_the_screen_shows_what_clients_do_and_gives_the_terminal_back() -> None:
     ("words", "message"),
     [
         (["--port", "70000"], "'70000' is no port (expected 0 to 65535)"),
+        (["--max-concurrency", "0"], "'0' is out of range (expected a whole number >= 1)"),
         (["--eviction", "belady"], "nobody knows what clients will send"),
         (["--executor", "nul"], "did you mean 'null'?"),
         (["--record-workload", "/nowhere/x.jsonl", "--executor", "null"], "/nowhere"),

@@ -94,7 +94,12 @@ def test_neutral_values_of_what_is_not_supported_are_accepted(served: Served) ->
 def test_pages_methods_and_types_that_do_not_exist(served: Served) -> None:
     assert error(served.post("/v2/completions", PROMPT))["message"] == "there is no '/v2/completions'"
     with served.client() as client:
-        assert client.get("/v1/completions").status_code == 405
+        wrong = client.get("/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert error(wrong) == {
+            "message": "'GET' at '/v1/completions', expected POST", "type": "invalid_request_error", "param": None,
+            "code": "method_not_allowed",
+        }  # fmt: skip
         answer = client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
         assert (answer.status_code, error(answer)["code"]) == (400, "invalid_json")
         answer = client.post("/v1/completions", content=json.dumps(PROMPT), headers={"content-type": "text/plain"})

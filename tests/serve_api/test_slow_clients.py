@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 from serving import PROMPT, Served, null_spec, serving
+from slow_client import LIMIT_S, dripping, said_until_closed  # pyright: ignore[reportMissingImports]
 
 from kvtop.serve_api import session as api_session
 
-LIMIT_S = 30.0
 BODY = json.dumps(PROMPT).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
@@ -25,32 +24,10 @@ def connect(served: Served) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=LIMIT_S)
 
 
-def answered(client: socket.socket, dripping: bytes = b"") -> bytes:
-    """All that comes until the server closes, while ``dripping`` goes out byte by byte, over and over."""
-    over = threading.Event()
-
-    def drip() -> None:
-        try:
-            while dripping:
-                for at in range(len(dripping)):
-                    client.sendall(dripping[at : at + 1])
-                    if over.wait(0.02):
-                        return
-        except OSError:
-            return
-
-    thread = threading.Thread(target=drip, daemon=True)
-    thread.start()
-    said = b""
-    try:
-        while piece := client.recv(65_536):
-            said += piece
-    except ConnectionResetError:  # it was closed while we were sending
-        pass
-    finally:
-        over.set()
-        thread.join(LIMIT_S)
-    return said
+def answered(client: socket.socket, then: bytes = b"") -> bytes:
+    """All that comes until the server closes, while ``then`` goes out byte by byte, over and over."""
+    with dripping(client, then):
+        return said_until_closed(client)
 
 
 def after_an_answer(client: socket.socket) -> None:
@@ -70,7 +47,7 @@ def impatient():
 
 
 @pytest.mark.parametrize(
-    ("before", "first", "dripping"),
+    ("before", "first", "then"),
     [
         (None, b"", b""),  # it says nothing at all
         (None, b"GET /hea", b""),
@@ -84,13 +61,13 @@ def impatient():
     ],
 )
 def test_a_request_that_is_not_there_in_time_is_told_so_and_closed(
-    impatient: Served, before: Callable[[socket.socket], None] | None, first: bytes, dripping: bytes
+    impatient: Served, before: Callable[[socket.socket], None] | None, first: bytes, then: bytes
 ) -> None:
     with connect(impatient) as client:
         if before is not None:
             before(client)
         client.sendall(first)
-        said = answered(client, dripping)
+        said = answered(client, then)
     assert said.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
     assert error["message"] == "the request was not whole after 0.5 s (--request-timeout)"

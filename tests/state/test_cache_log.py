@@ -14,6 +14,7 @@ from kvtop.state import cache_log
 from kvtop.state.cache_log import LookupRow, Regret, sharing_cause, top_regrets
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
+from kvtop.state.request_logs import Entry, RequestLog
 
 CONFIGS = {
     "paged": {},
@@ -148,7 +149,22 @@ def test_only_so_many_ghosts_are_kept(monkeypatch):
     monkeypatch.setattr(cache_log, "GHOSTS_KEPT", 10)
     log = cache_log.CacheLog()
     for key in range(100):
-        log.evicted(key, key, "r")
+        log.evicted([key], key, "r")
         assert len(log.ghosts) <= 20
     assert list(log.ghosts)[-1] == 99
     assert set(log.ghosts) <= set(range(79, 100))
+
+
+def test_evictions_for_a_request_are_one_entry_an_owner_until_something_else_is_decided() -> None:
+    log, publisher = RequestLog("a"), ["x", "x", "", "y"]
+
+    def gone(block: int, idle: int) -> tuple:
+        return ("evict", "a", 0, block, 100 + block, 0, 0, idle, 0)
+
+    log.add_evictions([gone(0, 7), gone(1, 3), gone(2, 5)], 4, publisher)
+    log.add_evictions([gone(3, 1), gone(0, 9)], 6, publisher)
+    told = [(e.step, e.last_step, e.owner, e.count, e.idle_least, e.idle_most) for e in log.entries]
+    assert told == [(4, 6, "x", 3, 3, 9), (4, 4, None, 1, 5, 5), (6, 6, "y", 1, 1, 1)]
+    log.add(Entry(7, ("admitted", "a", 1, 1, 1)))
+    log.add_evictions([gone(0, 2)], 8, publisher)
+    assert (log.entries[-1].step, log.entries[-1].count) == (8, 1)

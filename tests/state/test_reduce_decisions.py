@@ -24,9 +24,10 @@ from kvtop.engine.events import (
     StepEvent,
 )
 from kvtop.state.blocks import BLOCK_FOLDS
-from kvtop.state.model import FRESH, HISTORY_STEPS, IDLE, IN_TRANSFER, LATENCY_WINDOW_NS, USED, PoolState, RunState
+from kvtop.state.model import FRESH, HISTORY_STEPS, IDLE, IN_TRANSFER, USED, PoolState, RunState
 from kvtop.state.reduce import _EVENT_FOLDS, reduce
 from kvtop.state.requests import REQUEST_FOLDS
+from kvtop.state.samples import LATENCY_WINDOW_NS
 
 MS = 1_000_000
 FRESH_POOL = Keyframe(step=0, t_ns=0, num_blocks=6, block_size=4, blocks=[], sequences=[], totals={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from functools import cache
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from kvtop.analysis.stats import percentile
 from kvtop.engine.api import Engine, EngineConfig, NullExecutor, SamplingParams
 from kvtop.engine.events import Event, RequestEvent, StepEvent
 from kvtop.engine.recorder import Recorder
 from kvtop.engine.types import RequestSpec
 from kvtop.results.recording import read_frames
-from kvtop.state.model import Lookups, RunState
+from kvtop.state.model import RunState
 from kvtop.state.reduce import MOST_TENANTS, reduce
-from kvtop.state.windows import holders
+from kvtop.state.samples import Lookups, Samples
+from kvtop.state.windows import Summary, holders, recent_rate, recent_steps, summarise
 
 FRAMES = Path(__file__).parents[1] / "tui" / "data" / "frames.msgpack.zst"
 
@@ -88,6 +91,36 @@ def test_sums_over_the_window_of_lookups_are_those_of_what_is_in_it():
         assert lookups.num_with_hits == sum(f > 0 for _, _, f, _, _ in inside)
         for reason in ("evicted", "never_seen"):
             assert lookups.missed.get(reason, 0) == sum(p - f for _, p, f, r, _ in inside if r == reason)
+
+
+def test_percentiles_kept_from_sample_to_sample_are_those_of_the_window_sorted_anew():
+    samples, rng = Samples(), random.Random(5)
+    for i in range(3_000):
+        value = rng.choice([rng.randint(0, 9), rng.randint(0, 10**12)])  # some of them again and again
+        samples.add(i * 50_000_000, value, rng.randint(1, 3))
+        if (i < 1_000 and i % 100) or i % 7:  # before the first look there is nothing to keep
+            continue
+        inside = sorted(value for _, value, count in samples.points for _ in range(count))
+        found = summarise(samples)
+        assert (found.n, found.peak) == (len(inside), inside[-1])
+        for q, value in ((50, found.p50), (95, found.p95), (99, found.p99)):
+            assert value == percentile(inside, q)
+        assert summarise(pickle.loads(pickle.dumps(samples))) == found
+    assert len(samples.points) == 1_201  # 60 s, both ends included
+    samples.expire(10**18)
+    assert summarise(samples) == Summary()
+
+
+def test_rates_and_recent_steps_are_those_of_the_steps_in_the_window():
+    state = state_at_the_end()
+    rows = list(zip(state.history.t_ns, state.history.decode_tokens, strict=True))
+    for now_ns in (rows[0][0], rows[len(rows) // 2][0], state.t_ns, state.t_ns + 3 * 10**9):
+        for span_ns in (10**8, 10**9, 5 * 10**9):
+            inside = [tokens for t_ns, tokens in rows if t_ns > now_ns - min(span_ns, now_ns)]
+            rate = sum(inside) * 1e9 / min(span_ns, now_ns)
+            assert recent_rate(state.history, state.history.decode_tokens, now_ns, span_ns) == rate
+            inside = [tokens for t_ns, tokens in rows if t_ns > now_ns - span_ns]
+            assert recent_steps(state.history, now_ns, span_ns) == len(inside)
 
 
 def test_the_top_holders_are_those_of_all_of_them_sorted():

@@ -16,6 +16,10 @@ from kvtop.state.model import RunState
 
 os.environ["TEXTUAL_ANIMATIONS"] = "none"  # read when textual is imported
 
+import pilot_idle
+
+pilot_idle.install()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept-pictures", action="store_true", help="keep what the screens look like now")

@@ -16,8 +16,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pilot_idle
 from textual.pilot import Pilot
-from tui_fakes import screen_text
+from tui_fakes import screen_text, work_at_once
 
 from kvtop.run.recorded import RecordedSession
 from kvtop.tui.app import KvtopApp
@@ -78,10 +79,13 @@ async def shots(run: Path) -> dict[str, tuple[str, str]]:
     app = KvtopApp(session, hz=50.0, replay=True, speed=0.0)
     app.devices = NoDevices()  # type: ignore[assignment]
     app.feed.cpu_clock = lambda: 0.0
+    pilot_idle.install()
+    work_at_once()
     made = {}
     async with app.run_test(size=SIZE) as pilot:
         while app.feed.end is None or app.feed.behind or app._start_speed is not None:
-            await pilot.pause(0.02)
+            app.tick()
+            await pilot.pause()
         for shot in SHOTS:
             await _take(pilot, app, shot)
             made[shot.name] = app.export_screenshot(title="kvtop"), screen_text(app)
@@ -106,7 +110,7 @@ async def _quiet(pilot: Pilot, app: KvtopApp) -> None:
     while before != now:
         before = now
         app.tick()
-        await pilot.pause(0.03)
+        await pilot.pause()
         now = screen_text(app)
 
 

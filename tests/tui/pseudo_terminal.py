@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
 
@@ -33,7 +34,7 @@ class PseudoTerminal:
         self._screen = Screen()
         self._drawn = 0  # bytes of the output that are on the screen
 
-    def read_until(self, wanted: bytes, timeout_s: float = 30.0) -> None:
+    def read_until(self, wanted: bytes, timeout_s: float = 60.0) -> None:
         """Read on until ``wanted`` has been written as it stands; what was there before counts too."""
         deadline_s = time.monotonic() + timeout_s
         while wanted not in self.output:
@@ -82,13 +83,20 @@ class PseudoTerminal:
         while self.process.poll() is None or select.select([self.master], [], [], 0)[0]:
             if not self._read(0.05):
                 break
-        return self.process.wait(10)
+        return self.process.wait(60)
+
+    def hang_up(self) -> None:
+        """The terminal goes away; whoever is on it still is."""
+        os.close(self.master)
+        self.master = -1
 
     def close(self) -> None:
+        """End the program and all it has started on the terminal, if it has not ended by itself."""
         if self.process.poll() is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.close(self.master)
+        if self.master >= 0:
+            self.hang_up()
 
 
 class Screen:

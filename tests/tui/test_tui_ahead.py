@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from textual.geometry import Region
@@ -19,6 +20,7 @@ from kvtop.tui.screens import SCREENS
 from kvtop.tui.widgets.lines import DrawnWidget
 
 LATER = [entry for entry in SCREENS if entry.key != "1"]
+LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +31,15 @@ def in_no_time(monkeypatch):
 
 async def made(pilot: Pilot, app: KvtopApp) -> None:
     await settled(pilot)
-    deadline_s = time.monotonic() + 30
-    while not app.ahead.is_done:
+    await until(pilot, lambda: app.ahead.is_done)
+    await settled(pilot)
+
+
+async def until(pilot: Pilot, is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_so():
         assert time.monotonic() < deadline_s
         await pilot.pause(0.01)
-    await settled(pilot)
 
 
 async def test_screens_are_laid_out_and_not_drawn_before_they_are_shown(monkeypatch):
@@ -113,17 +119,14 @@ async def test_the_screen_is_drawn_on_while_a_module_is_imported(monkeypatch):
     def never_done(module: str) -> None:
         imported.append(module)
         assert threading.current_thread() is not threading.main_thread()
-        assert end.wait(30)
+        assert end.wait(LIMIT_S)
 
     monkeypatch.setattr(ahead_module, "import_module", never_done)
     monkeypatch.setattr(ahead_module, "is_imported", lambda module: False)
     app = app_with(recorded())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
-        deadline_s = time.monotonic() + 10
-        while not imported:
-            assert time.monotonic() < deadline_s
-            await pilot.pause(0.01)
+        await until(pilot, lambda: bool(imported))
         await go(pilot, "4")
         assert "4 Requests" in screen_text(app)
         assert not app.ahead.is_done
@@ -154,9 +157,10 @@ async def test_what_a_screen_shows_comes_with_it_and_not_with_the_next_tick(is_m
         monkeypatch.setattr(app, "_display", noted)
         for entry in LATER:
             shown.clear()
+            title = f"kvtop {entry.key} {entry.name[:3]}"
             await pilot.press(entry.key)
-            await pilot.pause(0.2)
-            assert f"kvtop {entry.key} {entry.name[:3]}" in shown[-1], entry.name
+            await until(pilot, lambda title=title: any(title in text for text in shown))
+            assert title in shown[-1], entry.name
             if is_made:  # nothing of it is seen without its figures
-                assert f"kvtop {entry.key} {entry.name[:3]}" in shown[0], (entry.name, shown[0])
+                assert title in shown[0], (entry.name, shown[0])
                 assert "q quit" in shown[0].splitlines()[-1]

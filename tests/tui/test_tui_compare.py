@@ -15,6 +15,7 @@ import uneven_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tui_fakes import FakeSession, app_with, go, recorded, screen_text, settled
+from tui_states import worked_out
 
 from kvtop.analysis.compare import Options, compare_paths
 from kvtop.analysis.side_by_side import SAME, Ended, Journal, conflicts, counts, latencies
@@ -25,7 +26,6 @@ from kvtop.state.divergence import Partings, in_words
 from kvtop.tui.compare_app import CompareApp
 from kvtop.tui.feed import time_of
 from kvtop.tui.lanes import Lanes
-from kvtop.tui.panels.versus import VersusPanel
 
 POLICIES = ("fcfs", "sjf", "lpm")
 
@@ -260,17 +260,11 @@ def compare_app(*policies: str, **options) -> CompareApp:
 async def drawn(pilot) -> None:
     """Wait until all runs are folded and the intervals worked out."""
     app = pilot.app
-    while any(lane.feed.end is None for lane in app.lanes.lanes) or not app.screen.query(VersusPanel):
+    while any(lane.feed.end is None for lane in app.lanes.lanes):
+        app.tick()
+        await pilot.pause()
         assert app._exception is None, app._exception
-        await pilot.pause(0.02)
-    panel = app.screen.query_one(VersusPanel)
-    for _ in range(400):
-        app.show_now()
-        await pilot.pause(0.02)
-        moment = tuple(lane.timeline.view.t_ns for lane in panel.pair() or ())
-        if panel.latencies._made == (panel.other, *moment):
-            break
-    await pilot.pause(0.05)
+    await worked_out(pilot)
 
 
 async def test_two_runs_side_by_side_and_enter_goes_where_they_part():
@@ -302,13 +296,11 @@ async def test_of_three_the_second_column_changes_and_other_screens_show_the_one
         await pilot.press("v")
         await drawn(pilot)
         assert "C - A" in screen_text(app)
-        await pilot.press("b")
-        await pilot.pause(0.1)
-        await pilot.press("1")
-        deadline_s = time.monotonic() + 30
+        await pilot.press("b", "1")
+        deadline_s = time.monotonic() + 60
         while "policy sjf" not in screen_text(app):
             assert time.monotonic() < deadline_s, screen_text(app)
-            await pilot.pause(0.05)
+            await pilot.pause(0.01)
 
 
 async def test_what_cannot_be_compared_is_said_first():

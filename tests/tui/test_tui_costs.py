@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from textual.css import stylesheet
 from tui_fakes import app_with, go, recorded, settled
 
 from kvtop.engine.events import Keyframe, Notice, RunStarted
-from kvtop.state.model import USED
+from kvtop.state.model import FRESH, IDLE, USED, PoolState
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.cells import LOOKS, cell_codes
 from kvtop.tui.widgets.line_table import LineTable
 from kvtop.tui.widgets.lines import DrawnWidget
 
@@ -87,6 +94,39 @@ async def test_a_screen_shown_again_draws_only_rows_that_differ(monkeypatch):
         assert len(drawn) > 30
 
 
+def count_styles_read(monkeypatch) -> Counter[tuple[str, int]]:
+    """From now on, by name and rank: those of a class rank lower once there is a widget of a subclass."""
+    read: Counter[tuple[str, int]] = Counter()
+    original = vars(stylesheet)["parse"]
+
+    def counted(scope, css, read_from, *, tie_breaker=0, **kwargs):
+        read[read_from[1] or read_from[0], tie_breaker] += 1
+        return original(scope, css, read_from, tie_breaker=tie_breaker, **kwargs)
+
+    monkeypatch.setattr(stylesheet, "parse", counted)
+    return read
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+async def test_styles_are_read_once_until_the_first_paint_and_for_the_next_screen_only_its_own(monkeypatch, theme):
+    monkeypatch.setattr(KvtopApp, "is_at_rest", False)  # nothing is made ready ahead
+    read = count_styles_read(monkeypatch)
+    app = app_with(recorded(), theme=theme)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        assert "OverviewScreen.CSS" in {name for name, _ in read}
+        assert set(read.values()) == {1}, read
+        read.clear()
+        await go(pilot, "5")
+        assert "LatencyScreen.CSS" in {name for name, _ in read}
+        assert "OverviewScreen.CSS" not in {name for name, _ in read}
+        assert set(read.values()) == {1}, read
+        ground = app.screen.styles.background
+        await go(pilot, "t")
+        assert app.screen.styles.background != ground  # all of them in the other theme
+        assert "OverviewScreen.CSS" in {name for name, _ in read}
+
+
 def big_pool(num_blocks: int) -> list:
     key = Keyframe(step=1, t_ns=1, num_blocks=num_blocks, block_size=16, blocks=[], sequences=[], totals={})
     return [RunStarted(run_id="r", manifest={}), key]
@@ -120,6 +160,18 @@ async def test_a_map_of_100000_blocks_builds_only_rows_that_changed(monkeypatch)
         await settled(pilot, Notice(t_ns=2, text="x"))
         assert set(built) == {3}
         assert "▪" in block_map.render_line(3).text
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("density", [1, 3, 40, 200])
+def test_in_the_order_of_their_ids_blocks_need_not_be_put_in_order(look, density):
+    pool, rng = PoolState.empty(97, 16), random.Random(density)
+    for block in range(97):
+        pool.state[block], pool.refcount[block] = rng.choice([(USED, 1), (USED, 3), (IDLE, 0), (FRESH, 0)])
+        pool.filled[block], pool.uses[block], pool.since_step[block] = rng.choice((3, 16)), block % 13, block
+    hues, published = np.arange(97, dtype=np.uint8) % 9, np.arange(97) % 2 == 0
+    rest = density, look, 1_000, hues, published, np.arange(97) % 30 == 7
+    assert cell_codes(pool, None, *rest).tolist() == cell_codes(pool, np.arange(97), *rest).tolist()
 
 
 async def test_the_map_keeps_up_with_changes_made_while_it_could_not_be_seen():

@@ -15,9 +15,9 @@ from tui_pictures import shot
 from kvtop.analysis.slo import goodput, parse_slo
 from kvtop.engine.events import Event, RequestEvent, RunStarted, StepEvent
 from kvtop.state.latency import METRICS, histogram, objectives_met, points_of, spread_of
-from kvtop.state.model import LATENCY_WINDOW_NS
 from kvtop.state.numbers import NUMBERS
 from kvtop.state.request_rows import ended_rows
+from kvtop.state.samples import LATENCY_WINDOW_NS
 from kvtop.state.slow import analyse, parts_of, value_of
 from kvtop.state.step_clock import CAPACITY, StepClock
 from kvtop.tui.screens.latency import LatencyScreen
@@ -165,8 +165,7 @@ def test_what_began_before_the_steps_that_are_kept_is_counted_apart():
     state = uneven_run.folded(uneven_run.events())
     history = state.history
     for column in (getattr(history, name) for name in history.__dataclass_fields__):
-        while len(column) > 100:
-            column.popleft()
+        del column[:-100]
     found = analyse(state, "e2e")
     assert found.anatomy is not None
     assert found.anatomy.untold > 0

@@ -56,6 +56,7 @@ def test_the_engines_blocks_are_checked_by_byte():
     assert check(SMOL).agrees is True
     assert check({**SMOL, "kv_bytes_per_block": 5}).agrees is False
     assert check({**SMOL, "kv_dtype": "int8", "kv_bytes_per_block": 2 * 30 * 3 * (64 + 4) * 16}).agrees is True
+    assert check({**SMOL, "dtype": "bf16", "kv_bytes_per_block": 2 * 30 * 3 * 64 * 2 * 16}).agrees is True
     assert check({**SMOL, "kv_bytes_per_block": None}).agrees is None
     assert "not known" in check({**SMOL, "model": "somebody's own"}).why_not
     assert plan_of(SMOL, Plan()).model == "smollm2-135m"

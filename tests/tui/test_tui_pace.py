@@ -10,7 +10,7 @@ from textual.screen import Screen
 from tui_fakes import app_with, recorded, screen_text, settled
 
 from kvtop.engine.events import Notice
-from kvtop.tui.pace import LOST_S, MOST_BYTES_S, Pace
+from kvtop.tui.pace import LONGEST_REST_S, LOST_S, MOST_BYTES_S, Pace
 
 
 class Line:
@@ -83,6 +83,15 @@ def test_a_slow_frame_is_followed_by_as_long_a_rest():
     assert pace.is_due
 
 
+def test_a_frame_that_was_held_up_for_long_rests_a_second():
+    pace, line, now = paced()
+    frame(pace, line, now, 5.0, 100)
+    now[0] += LONGEST_REST_S - 0.01
+    assert not pace.is_due
+    now[0] += 0.02
+    assert pace.is_due
+
+
 def test_no_frame_is_drawn_over_one_that_is_not_painted_or_not_taken_yet():
     pace, line, now = paced(queued=1)
     pace.begin(cast("Screen", line))
@@ -104,10 +113,9 @@ async def test_a_tick_waits_and_a_key_does_not():
         app.session.events.append(Notice(t_ns=2, text="the line is slow"))  # type: ignore[attr-defined]
         for _ in range(5):
             app.tick()
-            await pilot.pause(0.02)
+            await pilot.pause()
         assert screen_text(app) == before
         await pilot.press("left_square_bracket")
-        await pilot.pause(0.05)
         assert screen_text(app) != before
         await pilot.press("end")
         now[0] = 20.0

@@ -17,18 +17,17 @@ import aiohttp
 import make_frames
 import pytest
 from chromium import Chromium, colours_of, find_chromium
+from loopback import free_port  # pyright: ignore[reportMissingImports]
 
 from kvtop.tui.theme import PALETTES
 
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str, subprocess.Popen[bytes]]]:
     """A client, the address of the page (once it is served), and the server's process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ["serve", "--port", str(port), "replay", str(make_frames.PATH), "--speed", "0"]
     server = subprocess.Popen(
         [sys.executable, "-m", "kvtop", *words],
@@ -44,9 +43,12 @@ async def served(folder: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, str
         async with aiohttp.ClientSession() as http:
             yield http, f"127.0.0.1:{port}", server
     finally:
-        if server.poll() is None:
-            server.terminate()
-            server.communicate(timeout=10)
+        server.terminate()
+        try:
+            server.communicate(timeout=LIMIT_S / 4)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.communicate()
 
 
 async def read_until(page: aiohttp.ClientWebSocketResponse, wanted: bytes) -> bytes:
@@ -70,7 +72,7 @@ async def test_the_page_shows_the_screens_and_takes_keys_and_ends_in_order(tmp_p
             await screen.send_json(["stdin", "4"])
             await read_until(screen, b"who runs")
             server.send_signal(signal.SIGTERM)
-            output, _ = await asyncio.to_thread(server.communicate, timeout=15)
+            output, _ = await asyncio.to_thread(server.communicate, timeout=LIMIT_S)
         assert server.returncode == 0
         assert output.decode() == ""  # no word about loops and transports
 
@@ -95,7 +97,7 @@ async def test_it_listens_on_loopback_only(tmp_path):
         if own.startswith("127."):
             pytest.skip("this machine has no address but loopback")
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((own, port), timeout=5).close()
+            socket.create_connection((own, port), timeout=LIMIT_S).close()
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed")

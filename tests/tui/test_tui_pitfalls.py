@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -22,23 +21,25 @@ from kvtop.tui import glyphs
 from kvtop.tui.screens import SCREENS
 
 PROGRAM = """
-import sys, time
+import itertools, sys, time
 sys.path.insert(0, sys.argv[1])
 from tui_fakes import FakeSession, recorded
 from kvtop.tui.launch import run_app
 
 session = FakeSession(recorded()[:20])
 if "busy" in sys.argv:  # a screen whose every frame differs
-    left, began_s = list(recorded()[20:]), time.monotonic()
-    total = len(left)
+    left, began_s, told = itertools.cycle(recorded()), time.monotonic(), 0
 
     def poll(timeout_s=0.0):
-        due = int(100 * (time.monotonic() - began_s))  # events a second
-        return [left.pop(0) for _ in range(min(len(left), due - total + len(left)))]
+        global told
+        before, told = told, int(100 * (time.monotonic() - began_s))  # events a second
+        return list(itertools.islice(left, told - before))
 
     session.poll = poll
 sys.exit(run_app(session, mouse="nomouse" not in sys.argv))
 """
+LIMIT_S = 60.0
+IDLE_S, IDLE_BYTES = 2.0, 1_000
 
 
 @pytest.fixture
@@ -54,16 +55,22 @@ def terminal():
 
     yield start
     for one in opened:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+        one.close()
+
+
+def written_in(screen: PseudoTerminal, seconds: float) -> tuple[int, float]:
+    """(bytes that it writes in ``seconds``, how long that was)."""
+    before, began_s = len(screen.output), time.monotonic()
+    while time.monotonic() - began_s < seconds:
+        screen._read(0.1)
+    return len(screen.output) - before, time.monotonic() - began_s
 
 
 def test_a_terminal_that_goes_away_ends_the_process_even_without_a_signal(terminal):
     screen = terminal()
     screen.read_until(b"Findings")
-    os.close(screen.master)
-    assert screen.process.wait(15) == 128 + 1  # as if SIGHUP had come
+    screen.hang_up()
+    assert screen.process.wait(LIMIT_S) == 128 + 1  # as if SIGHUP had come
 
 
 def test_ctrl_c_twice_leaves_a_clean_terminal(terminal):
@@ -75,23 +82,17 @@ def test_ctrl_c_twice_leaves_a_clean_terminal(terminal):
     assert b"Traceback" not in screen.output
     screen_codes = screen.output.rfind(b"\x1b[?1049h"), screen.output.rfind(b"\x1b[?1049l")
     assert screen_codes[0] < screen_codes[1]
-    os.close(screen.master)
 
 
 def test_an_old_terminal_without_colours_utf_8_or_a_mouse(terminal, tmp_path):
     screen = terminal("nomouse", folder=tmp_path, LC_ALL="C", PYTHONUTF8="0", NO_COLOR="1")
-    screen.read_until(b"Findings")
-    end_s = time.monotonic() + 0.7  # the time line and the footer, too
-    while time.monotonic() < end_s:
-        screen._read(0.1)
-    screen.output, end_s = screen.output + b"<IDLE>", time.monotonic() + 2.0
-    while time.monotonic() < end_s:
-        screen._read(0.1)
-    drawn, idle = screen.output.split(b"<IDLE>")
-    assert len(idle) < 1_000, idle  # 500 a second
+    screen.wait_for("Findings", "q quit")
+    deadline_s = time.monotonic() + LIMIT_S
+    while written_in(screen, IDLE_S)[0] >= IDLE_BYTES:  # once all is drawn
+        assert time.monotonic() < deadline_s, screen.output[-IDLE_BYTES:]
+    drawn = screen.output
     screen.press(b"q")
     assert screen.wait() == 0
-    os.close(screen.master)
     assert drawn.isascii()
     for code in re.findall(rb"\x1b\[([0-9;]*)m", screen.output):
         for number in code.split(b";"):
@@ -115,25 +116,24 @@ def test_the_mouse_goes_to_the_terminal_and_comes_back(terminal, flags):
     screen.press(b"1q")
     assert screen.wait() == 0
     assert on not in screen.output
-    os.close(screen.master)
 
 
-@pytest.mark.parametrize("key", [b"1", b"2", b"4"])
-def test_a_busy_screen_stays_below_what_a_slow_line_carries(terminal, key):
+@pytest.mark.parametrize(("key", "shown"), [(b"1", "Findings"), (b"2", "Block map"), (b"4", "who runs, who waits")])
+def test_a_busy_screen_stays_below_what_a_slow_line_carries(terminal, key, shown):
     screen = terminal("busy")
     screen.read_until(b"Findings")
     screen.press(key)
-    end_s = time.monotonic() + 0.7  # the new screen itself
-    while time.monotonic() < end_s:
-        screen._read(0.1)
-    before, end_s = len(screen.output), time.monotonic() + 2.0
-    while time.monotonic() < end_s:
-        screen._read(0.1)
-    written = len(screen.output) - before
-    assert 500 < written < 2 * 250_000  # of two seconds
+    screen.wait_for(shown)
+    written_in(screen, 0.5)  # the new screen itself
+    written, seconds = written_in(screen, 1.0)
+    deadline_s = time.monotonic() + LIMIT_S
+    while written <= 500:  # it is busy
+        assert time.monotonic() < deadline_s, written
+        more, took_s = written_in(screen, 1.0)
+        written, seconds = written + more, seconds + took_s
+    assert written < 250_000 * seconds
     screen.press(b"q")
     assert screen.wait() == 0
-    os.close(screen.master)
 
 
 def test_standard_error_in_a_file_is_refused_before_anything_is_drawn(tmp_path):

@@ -45,10 +45,9 @@ def sent_by(app) -> list:
 async def paste(pilot, text: str) -> None:
     await go(pilot, "3")
     await pilot.press("I")
-    await pilot.pause(0.05)
     assert isinstance(pilot.app.screen, PasteScreen)
     pilot.app.post_message(events.Paste(text))
-    await pilot.pause(0.05)
+    await pilot.pause()
     await go(pilot, "enter")
 
 

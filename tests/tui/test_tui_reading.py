@@ -49,6 +49,6 @@ async def test_a_real_recording_ends_without_a_word_of_reading():
         while app.feed.end is None:
             await pilot.pause(0.02)
         app.tick()
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert "REPLAY" in screen_lines(app)[0]
         assert "reading" not in screen_lines(app)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from kvtop.engine.errors import UsageError
 from kvtop.tui.terminal import captured_stderr, check_terminal
 
 PROGRAM = """
-import os, sys
+import os, sys, threading
 sys.path.insert(0, sys.argv[1])
 from tui_fakes import FakeSession, recorded
 from kvtop.engine.events import RunEnded
@@ -29,6 +30,8 @@ if "native" in sys.argv:
     start = session.start
     poll = session.poll
     session.poll = lambda timeout_s=0.0: (os.write(2, b"NATIVE GARBAGE\\n"), poll(timeout_s))[1]
+if "stuck" in sys.argv:
+    session.stop = lambda timeout_s: threading.Event().wait()
 code = run_app(session)
 assert session.started and session.stopped
 print("CODE", code, flush=True)
@@ -56,16 +59,22 @@ def terminal():
         one.close()
 
 
-def test_q_quits_at_once_and_gives_the_terminal_back(terminal):
+def test_q_quits_and_gives_the_terminal_back(terminal):
     screen = terminal()
     screen.read_until(b"Findings")
-    before = time.monotonic()
     screen.press(b"q")
-    screen.read_until(RESTORED[0])
-    assert time.monotonic() - before < 2.0  # 0.1 s on an idle machine
     assert screen.wait() == 0
     assert all(code in screen.output for code in RESTORED)
     assert b"CODE 0" in screen.output
+
+
+def test_the_terminal_is_given_back_at_once_however_long_the_engine_takes_to_stop(terminal):
+    screen = terminal("stuck")
+    screen.read_until(b"Findings")
+    screen.press(b"q")
+    screen.read_until(b"stopping the engine ...")
+    assert all(code in screen.output for code in RESTORED)
+    assert screen.process.poll() is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -88,10 +97,12 @@ def test_a_failed_run_leaves_its_traceback_on_the_screen_not_on_the_terminal(ter
 
 def test_what_native_code_writes_does_not_reach_the_screen_raw(terminal):
     screen = terminal("short", "native")
-    screen.read_until(b"Findings")
-    time.sleep(0.6)
+    screen.wait_for("Findings")
+    screen.press(b"8")
+    screen.wait_for(re.compile("stderr +NATIVE GARBAGE"))
     screen.press(b"q")
     assert screen.wait() == 0
+    assert b"NATIVE GARBAGE\n" not in screen.output
     assert b"NATIVE GARBAGE\r\n" not in screen.output
 
 
@@ -100,7 +111,7 @@ def test_native_output_is_kept_as_lines_and_the_descriptor_is_put_back():
     stream = sys.__stderr__
     with captured_stderr() as lines:
         os.write(2, b"cuda says\n\nhello \xff\n")
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while len(lines) < 2 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert list(lines) == ["cuda says", "hello \ufffd"]

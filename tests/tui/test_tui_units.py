@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kvtop.analysis.stats import percentile
-from kvtop.state.model import History, PoolState, Samples
+from kvtop.state.model import History, PoolState
+from kvtop.state.samples import Samples
 from kvtop.state.windows import recent_rate, summarise
 from kvtop.tui.frame import Sharing
 from kvtop.tui.glyphs import bar_chart, locale_is_utf8, to_ascii

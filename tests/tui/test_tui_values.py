@@ -19,6 +19,7 @@ from kvtop.values_in_text import wrap
 UNITS = {
     "ns", "µs", "ms", "s", "%", "B", "KiB", "MiB", "GiB", "kB", "MB", "tok", "tok/s", "seqs", "pt", "step", "steps",
     "block", "blocks", "token", "tokens", "request", "requests", "computed", "of", "at", "and", "in", "for",
+    "there",
 }  # fmt: skip
 """What stands behind a number on the screens, whole."""
 _CUT = re.compile(r"(?<![\w#-])[<>=]*\d(?:[\d.,:]*\d)?( ?[^\W\d_A-Z][^\W\d_]*| ?%)?…")

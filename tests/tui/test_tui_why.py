@@ -97,10 +97,8 @@ async def test_an_open_dialog_follows_the_run_to_the_end_of_the_request():
         await pilot.press("w")
         await settled(pilot)
         await settled(pilot, *crowd.steps(20))
-        for _ in range(500):  # no more often than the screen is drawn
-            await pilot.pause(0.02)
-            if "ended with all 4 tokens it asked for" in shown(app):
-                break
+        while "ended with all 4 tokens it asked for" not in shown(app):  # no more often than the screen is drawn
+            await pilot.pause(0.01)
         facts = facts_of(crowd.events, "b", {**MANIFEST, "status": "running"})
         assert facts is not None
         assert "request b — ended" in shown(app)

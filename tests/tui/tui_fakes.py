@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 
 import make_frames
+from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from kvtop.engine.events import Command, Event
@@ -62,13 +63,18 @@ def recorded() -> tuple[Event, ...]:
     return tuple(event for events in read_frames(make_frames.PATH) for event in events)
 
 
+def work_at_once() -> None:
+    """Nothing on a screen is older than what stands beside it, however long it took to work out."""
+    for module in (findings, life, why, latency):
+        vars(module)["_SHARE"] = 0
+
+
 def app_with(events: Iterable[Event] = (), **options) -> KvtopApp:
     """An application over a fake session that polls fast. A recording stands at its start unless a test plays it:
     how far it had come, and how wide the number of its step is, would be the machine's doing."""
     app = KvtopApp(FakeSession(events), hz=options.pop("hz", 50.0), speed=options.pop("speed", 0.0), **options)
     app.devices = FakeDevices()  # type: ignore[assignment]
-    for module in (findings, life, why, latency):
-        vars(module)["_SHARE"] = 0  # nothing is older than what stands beside it, however long it took to work out
+    work_at_once()
     app.pace = Unpaced()
     app.feed.cpu_clock = app.feed.wall_clock = lambda: 0.0
     return app
@@ -81,15 +87,12 @@ async def settled(pilot: Pilot, *events: Event) -> None:
     session = app.session
     assert isinstance(session, FakeSession)
     session.events.extend(events)
-    while session.events or (app.lanes or app.feed).behind:
-        assert app._exception is None, app._exception  # a crash ends the test, rather than its time
-        await pilot.pause(0.01)
-    app.tick()
-    before, now = "", None
-    while before != now:  # a new size reaches some widgets a refresh later
-        assert app._exception is None, app._exception
+    before, now = None, ""
+    while session.events or (app.lanes or app.feed).behind or before != now:
         before = now
-        await pilot.pause(0.02)
+        app.tick()
+        await pilot.pause()
+        assert app._exception is None, app._exception  # a crash ends the test, rather than its time
         now = screen_text(app)
 
 
@@ -108,11 +111,16 @@ async def go(pilot: Pilot, *keys: str) -> None:
     await settled(pilot)
 
 
+async def find_by_name(pilot: Pilot, name: str) -> bool:
+    """Look for an action in the palette, which stays open; whether there is one."""
+    await pilot.press("colon")
+    assert CommandPalette.is_open(pilot.app)
+    await pilot.press(*name)
+    return pilot.app.screen.query_one(CommandList).highlighted is not None
+
+
 async def run_by_name(pilot: Pilot, name: str) -> None:
     """Find an action in the palette and do it."""
-    await pilot.press("colon")
-    await pilot.pause(0.2)
-    await pilot.press(*name)
-    await pilot.pause(0.5)
+    assert await find_by_name(pilot, name), name
     await pilot.press("enter")
-    await pilot.pause(0.2)
+    await settled(pilot)

@@ -155,13 +155,26 @@ async def compared(pilot: Pilot) -> None:
     """Wait until two runs are folded as far as both are known, and their differences are worked out."""
     app = pilot.app
     assert isinstance(app, CompareApp)
-    while app.lanes.behind or not app.lanes.num_events or not app.screen.query(VersusPanel):
+    while app.lanes.behind or not app.lanes.num_events:
+        app.tick()
+        await pilot.pause()
         assert app._exception is None, app._exception
-        await pilot.pause(0.03)
+    await worked_out(pilot)
+
+
+async def worked_out(pilot: Pilot) -> None:
+    """Wait until the differences of the moment that is looked at are worked out, by a thread, and shown."""
+    app = pilot.app
+    assert isinstance(app, CompareApp)
+    while not app.screen.query(VersusPanel):
+        await pilot.pause(0.01)
     panel = app.screen.query_one(VersusPanel)
-    for _ in range(4_000):
+    while True:
         app.show_now()
-        await pilot.pause(0.05)
+        await pilot.pause(0.01)
+        assert app._exception is None, app._exception
         moment = tuple(lane.timeline.view.t_ns for lane in panel.pair() or ())
         if panel.latencies._made == (panel.other, *moment):
             break
+    panel.redraw()  # the thread has not told it yet, perhaps
+    await pilot.pause()

@@ -20,6 +20,7 @@ from kvtop.tui.widgets.lines import Line, Lines, cut, spread
 
 FIXED_ROWS = 3  # title, what is shown how, legend
 MIN_HOLDER_ROWS = 4
+EMPTY = "nothing cached"  # of an attached server's block: it may be in use
 
 
 class BlocksPanel(Panel):
@@ -49,6 +50,8 @@ g  what cells show. refcount: as above. owner: the same, in the colour of
    have the same). age: the digit n is an age below 2^(n+1) steps since
    the block was taken. heat: how often a published block was found.
 d  all blocks at once, or one block a cell with scrolling.
+Of attached servers only what KV events tell is offered: orders of
+appearance, prefix and age; cells show what is cached, or its age.
 
 Blocks of what was selected last, a request or a prefix, are underlined.
 Enter on a block leads to its owner among the requests; when that one is
@@ -146,11 +149,11 @@ sequences that hold most of it are listed below."""
         return list(dict.fromkeys(name for block in self.map.cell_blocks() for name in pool.owners[block]))
 
     def _legend(self, frame: Frame) -> Line:
-        if frame.state.attached is not None:
-            return block_legend(frame.state)
-        pool = frame.state.pool
-        withheld = pool is not None and pool.counts[WITHHELD] > 0
-        return legend(self.map.look, self.map.grid.density == 1, self.map.letters, withheld)
+        pool, look, one_block = frame.state.pool, self.map.look, self.map.grid.density == 1
+        if frame.state.attached is None:
+            withheld = pool is not None and pool.counts[WITHHELD] > 0
+            return legend(look, one_block, self.map.letters, withheld)
+        return block_legend(frame.state) if pool is None or look == "cached" else legend(look, one_block, fresh=EMPTY)
 
     def attached_note(self, frame: Frame) -> Line:
         logical: Line = [("logical, from events", "soft")] if frame.state.pool is not None else []

@@ -10,7 +10,7 @@ from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, percent, short
 from kvtop.tui.widgets.lines import Line
 
-_ROOMY = 36  # cells in which words need no abbreviation
+_ROOMY, _TIGHT = 36, 31  # cells in which words need no abbreviation; up to which they are left out
 _AVOIDABLE = ("evicted", "other_salt", "not_yet_computed", "cache_off")
 
 
@@ -22,6 +22,7 @@ class CachePanel(TextPanel):
     NUMBERS = (
         "cache.hit_rate", "cache.query_tokens", "cache.hit_tokens", "cache.recent_hit_rate",
         "cache.recent_request_hit_rate", *(f"cache.missed_{reason}" for reason in MISS_WORDS), "cache.evictions",
+        "cache.regretted_tokens",
     )  # fmt: skip
     HELP = """\
 prefix hits  prompt tokens found in the cache at first admission / prompt
@@ -47,11 +48,14 @@ logprobs asked   of the prompt: all of it is computed"""
         if rate is None:
             return [[("prefix hits ", "soft"), ("no lookups yet", "soft")]]
         first: Line = [("prefix hits ", "soft"), (percent(rate, 1), "good" if rate else "text")]
-        of, by = ("tokens", "requests") if width >= _ROOMY else ("tok", "req.")
-        out: list[Line] = [[*first, (f" of {short(queried)} {of}", "soft")]]
+        of, by = (" tokens", "requests") if width >= _ROOMY else (" tok" if width > _TIGHT else "", "req.")
+        out: list[Line] = [[*first, (f" of {short(queried)}{of}", "soft")]]
         hits = recent_hits(state)
         if hits.num_lookups:
-            minute: Line = [("last 60 s   ", "soft"), (percent(hits.found_tokens, hits.prompt_tokens), "text")]
+            minute: Line = [
+                ("last 60 s   " if width > _TIGHT else "last 60 s ", "soft"),
+                (percent(hits.found_tokens, hits.prompt_tokens), "text"),
+            ]
             requests = percent(hits.num_with_hits, hits.num_lookups)
             out.append([*minute, (f"  {by} ", "soft"), (requests, "text")])
         if host := self._host(frame):

@@ -15,12 +15,14 @@ from kvtop.tui.panels.base import Panel, TextPanel
 from kvtop.tui.screens.ask import AskScreen
 from kvtop.tui.text import clean, percent, plural, whole
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.values_in_text import wrap
 
 _NAMES = {
     "model": "model", "dtype": "KV dtype", "block_size": "block size", "seq_len": "tokens a request", "gpu": "GPU",
     "utilisation": "utilisation", "tp": "tensor parallel", "hit": "shared prefix",
 }  # fmt: skip
+_ROOMY_FIT = 7 + 6 * len(BATCHES) + len("  requests")  # cells that the fit table takes where nothing is closed up
 _FIT = {"yes": (glyphs.USED, "used"), "shared": (glyphs.IDLE, "idle"), "no": (glyphs.FRESH, "fresh")}
 
 
@@ -54,7 +56,7 @@ kvtop calc answers the same on the command line."""
         self._work_out()
 
     def compose_body(self) -> ComposeResult:
-        yield LineTable([Column("", 17), Column("", 0)], header=False)
+        yield LineTable([Column("", 16), Column("", 0)], header=False)
 
     def attached_note(self, frame: Frame) -> Line:
         return self.note(frame)  # nothing in it is a server's: no answer makes it stale
@@ -117,7 +119,7 @@ class _AnswerPanel(TextPanel):
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         found = self.inputs.answer
         if found is None:
-            return [[(clean(self.inputs.error), "bad")]]
+            return [[(part, "bad")] for part in wrap(clean(self.inputs.error), max(1, width))][:height]
         return self.lines_of(self.inputs.plan, found, width, height)[:height]
 
     def lines_of(self, plan: Plan, found: Answer, width: int, height: int) -> list[Line]:
@@ -163,7 +165,19 @@ With tensor parallelism all figures are those of one GPU."""
             rows.append(("scales", f"{share.scale_bytes_per_token:,} B", "of each token", "soft"))
         waste = plan.block_size / 2 / plan.seq_len
         rows.append(("tail waste", percent(waste, 1), "half a block each", "soft"))
-        return [[(f"{a:<11}", "soft"), (f"{b:>13}  ", style), (c, "soft")] for a, b, c, style in rows]
+        return _aligned(rows, width)
+
+
+def _aligned(rows: list[tuple[str, str, str, str]], width: int) -> list[Line]:
+    """Name, value and remark in columns. A remark that does not fit is left out: half of it would be another number."""
+    room = max(len(value) for _, value, _, _ in rows)
+    out: list[Line] = []
+    for name, value, remark, style in rows:
+        line: Line = [(f"{name:<11}", "soft"), (f"{value:>{room}}", style)]
+        if remark and width_of(line) + 2 + len(remark) <= width:
+            line.append((f"  {remark}", "soft"))
+        out.append(line)
+    return out
 
 
 class FitPanel(_AnswerPanel):
@@ -179,13 +193,17 @@ Rows are tokens a request, columns requests at once."""
         return [(f"{glyphs.USED} fits  {glyphs.IDLE} with a shared prefix  {glyphs.FRESH} does not", "soft")]
 
     def lines_of(self, plan: Plan, found: Answer, width: int, height: int) -> list[Line]:
-        head: Line = [("tokens ", "faint"), *((f"{batch:>6}", "faint") for batch in BATCHES), ("  requests", "faint")]
+        label, cell, word = (7, 6, "  requests") if width >= _ROOMY_FIT else (6, 5, " requests")
+        batches = BATCHES[: max(1, (width - label) // cell)]
+        head: Line = [(f"{'tokens':<{label}}", "faint"), *((f"{batch:>{cell}}", "faint") for batch in batches)]
+        if width_of(head) + len(word) <= width:
+            head.append((word, "faint"))
         rows: list[Line] = [head]
         for length in LENGTHS[: max(1, height - 1)]:
-            cells: Line = [(f"{length // 1024:>5}k ", "soft")]
-            for batch in BATCHES:
+            cells: Line = [(f"{length // 1024:>{label - 2}}k ", "soft")]
+            for batch in batches:
                 glyph, style = _FIT[fits(plan, found, length, batch)]
-                cells.append((f"{glyph:>6}", style))
+                cells.append((f"{glyph:>{cell}}", style))
             rows.append(cells)
         return rows
 
@@ -206,7 +224,7 @@ fault of one of them."""
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         found = check(frame.state.manifest)
         if found.engine_bytes is None:
-            return [[(clean(found.why_not), "soft")]]
+            return [[(part, "soft")] for part in wrap(clean(found.why_not), width)][:height]
         total = f"{whole(found.num_blocks or 0)} blocks, {format_bytes(found.engine_bytes * (found.num_blocks or 0))}"
         out: list[Line] = [[("the engine  ", "soft"), (f"{whole(found.engine_bytes)} B a block  {total}", "text")]]
         if found.calculated_bytes is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtop.analysis.slo import Goodput
 from kvtop.state.latency import objectives_met
-from kvtop.state.model import Samples
 from kvtop.state.numbers import PARTS
+from kvtop.state.samples import Samples
 from kvtop.state.windows import Summary, summarise
 from kvtop.tui.attached import latency_lines
 from kvtop.tui.frame import MIN_P99, Frame

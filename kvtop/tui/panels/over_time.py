@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from kvtop.analysis.stats import counted_percentile
-from kvtop.state.model import LATENCY_WINDOW_NS
+from kvtop.state.samples import LATENCY_WINDOW_NS
 from kvtop.state.slow import Analysis
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import BARS

@@ -12,6 +12,7 @@ from kvtop.tui.text import clean, duration, fit, percent, plural, short, whole
 from kvtop.tui.widgets.lines import Line, width_of
 
 WINDOW_S = RUNWAY_WINDOW_NS // 1_000_000_000
+_CHART = "used "
 
 
 class PoolPanel(TextPanel):
@@ -139,7 +140,7 @@ def occupancy_bar(pool: PoolState, num_shared: int, width: int) -> Line:
 
 def used_chart(frame: Frame, pool: PoolState, width: int, height: int) -> list[Line]:
     """Used blocks in each of the last seconds of run time, the full pool at the top."""
-    history = frame.state.history
-    values = levels(history, history.used, frame.state.t_ns, width)
-    rows = glyphs.bar_chart(values, width, height, top=pool.num_blocks)
-    return [[(row, "usedchart")] for row in rows]
+    history, room = frame.state.history, width - len(_CHART)
+    values = levels(history, history.used, frame.state.t_ns, room)
+    rows = glyphs.bar_chart(values, room, height, top=pool.num_blocks)
+    return [[(_CHART if i == 0 else " " * len(_CHART), "faint"), (row, "usedchart")] for i, row in enumerate(rows)]

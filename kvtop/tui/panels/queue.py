@@ -24,6 +24,7 @@ REASONS = {
     "": "not considered",
 }
 """Reasons to wait, short."""
+_NAMED = 32  # cells from which the oldest of a reason has its name there
 
 
 class QueuePanel(TextPanel):
@@ -48,7 +49,7 @@ Enter leads to the requests, where each says what it needs."""
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         state, rows = frame.state, waiting_by_reason(frame.state)
-        out = [_counts(state)]
+        out = [_counts(state, width)]
         room = max(1, height - 3)
         out += [_row(row, sum(r.count for r in rows), width) for row in rows[:room]]
         head = state.sequences.get(state.head_of_line)
@@ -57,18 +58,24 @@ Enter leads to the requests, where each says what it needs."""
         return [*out[: height - 1], _preempted(state, width)]
 
 
-def _counts(state: RunState) -> Line:
+def _counts(state: RunState, width: int) -> Line:
     (running, waiting), seats = running_and_waiting(state), state.manifest.get("max_num_seqs")
     of = f"/{seats:,}" if isinstance(seats, int) else ""
     line: Line = [("running ", "soft"), (f"{running:,}{of}", "good" if running else "text")]
-    return [*line, ("  waiting ", "soft"), (f"{waiting:,}" if waiting else "nobody", "warn" if waiting else "text")]
+    return [
+        *line,
+        ("  waiting ", "soft"),
+        (f"{waiting:,}" if waiting or width < _NAMED else "nobody", "warn" if waiting else "text"),
+    ]
 
 
 def _row(row: Waiting, total: int, width: int) -> Line:
     name = REASONS.get(row.reason, clean(row.reason).replace("_", " "))
     left, right, age = (14, 5, 6) if width >= 36 else (13, 4, 5)
     line: Line = [(f"{name:<{left}}", "soft"), (f"{short(row.count):>{right}} ", "text")]
-    tail: Line = [(f" {seconds(row.oldest_ns):>{age}} ", "text"), (fit(clean(row.oldest), 10), "soft")]
+    tail: Line = [(f" {seconds(row.oldest_ns):>{age}} ", "text")]
+    if width >= _NAMED:
+        tail.append((fit(clean(row.oldest), 10), "soft"))
     room = max(0, width - width_of(line) - width_of(tail))
     length = max(1, row.count * room // total) if room else 0
     return [*line, (USED * length, "warn"), (" " * (room - length), ""), *tail]
@@ -79,7 +86,7 @@ def _preempted(state: RunState, width: int) -> Line:
     line: Line = [("preempted ", "soft"), (short(count), "warn" if count else "text")]
     if count:
         line += [
-            ("  computed again " if width >= 36 else "  recomputed ", "soft"),
+            ("  computed again " if width >= 36 else "  recomputed " if width >= 32 else "  redo ", "soft"),
             (f"{short(again)} tok" if width < 44 else plural(again, "token"), "text"),
         ]
     if state.num_rejected:

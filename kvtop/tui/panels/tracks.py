@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtop.state.model import History, RunState
+from kvtop.state.samples import Points
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.versus import NAMES, ComparePanel
@@ -33,15 +34,15 @@ class Track:
     top: Callable[[float], str] = short
 
 
-def _level(column: Callable[[History], deque[int]]) -> Values:
+def _level(column: Callable[[History], array[int]]) -> Values:
     return lambda state, now_ns, count, slot_ns: levels(state.history, column(state.history), now_ns, count, slot_ns)
 
 
 def _hits(state: RunState, now_ns: int, count: int, slot_ns: int) -> list[float]:
     """Percentage of the prompt tokens looked up in each column that were found."""
     points = state.lookups.points
-    asked = means(deque((t, prompt, 1) for t, prompt, *_ in points), now_ns, count, slot_ns)
-    found = means(deque((t, hit, 1) for t, _, hit, *_ in points), now_ns, count, slot_ns)
+    asked = means(Points((t, prompt, 1) for t, prompt, *_ in points), now_ns, count, slot_ns)
+    found = means(Points((t, hit, 1) for t, _, hit, *_ in points), now_ns, count, slot_ns)
     return [100 * f / a if a else 0.0 for a, f in zip(asked, found, strict=True)]
 
 

@@ -18,6 +18,7 @@ from kvtop.tui.widgets.lines import Line
 
 _STYLES = {BETTER: "good", WORSE: "bad", COSTS: "warn", SAME: "soft"}
 NAMES = "ABCDEFGH"
+_VERDICT = 2 + max(map(len, _STYLES))  # cells of the last column
 
 
 class ComparePanel(TextPanel):
@@ -146,15 +147,17 @@ def _who(lanes: Lanes, other: int, width: int) -> list[Line]:
 
 
 def _columns(width: int) -> tuple[int, int, int, int]:
-    """Widths of label, value, change and interval."""
-    return (16, 10, 9, 18) if width < 100 else (22, 14, 10, 24)
+    """Widths of label, value, change and interval. Without room for the interval it is left out, not cut."""
+    if width >= 100:
+        return 22, 14, 10, 24
+    return (16, 10, 9, 18) if width >= 1 + 16 + 2 * 10 + 9 + 18 + _VERDICT else (15, 10, 9, 0)
 
 
 def _title(other: int, width: int) -> Line:
     label, value, change, interval = _columns(width)
     b = NAMES[other]
-    heads = f" {'':<{label}}{'A':>{value}}{b:>{value}}{f'{b} - A':>{change}}{'95 % interval':>{interval}}  verdict"
-    return [(fit(heads, width), "faint")]
+    heads = f" {'':<{label}}{'A':>{value}}{b:>{value}}{f'{b} - A':>{change}}"
+    return [(fit(f"{heads}{'95 % interval' if interval else '':>{interval}}  verdict", width), "faint")]
 
 
 def _row(row: Row, width: int) -> Line:
@@ -163,7 +166,8 @@ def _row(row: Row, width: int) -> Line:
     line: Line = [(f" {fit(name, label)}", "soft")]
     line += [(fit(_value(v, row.unit), value, "right"), "text") for v in (row.first, row.other)]
     line.append((fit(_change(row), change, "right"), "text"))
-    line.append((fit(_interval(row), interval, "right"), "soft"))
+    if interval:
+        line.append((fit(_interval(row), interval, "right"), "soft"))
     return [*line, ("  ", ""), (row.verdict, _STYLES.get(row.verdict, "soft"))]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvtop.state.timeline import Timeline
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
+LOW = 20  # rows below which a screen has class -low: what matters most takes the room of the rest
 _STEP, _PACE = Binding.Group("step", compact=True), Binding.Group("play", compact=True)
 
 
@@ -127,6 +128,7 @@ class PanelScreen(FrameScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT, "-tiny")
+        self.set_class(event.size.height < LOW, "-low")
         self.call_after_refresh(self._redraw)
 
     def _redraw(self) -> None:

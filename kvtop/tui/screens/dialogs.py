@@ -15,6 +15,7 @@ from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS
 from kvtop.tui.attached import told
 from kvtop.tui.glyphs import to_ascii
+from kvtop.tui.meaning import meaning
 from kvtop.tui.panels.base import Panel, panel_of
 from kvtop.tui.text import clean
 from kvtop.tui.widgets.key_bar import key_name
@@ -110,9 +111,8 @@ def explanation(panel: Panel, state: RunState) -> str:
     parts: list[str] = []
     for name in panel.NUMBERS:
         number = NUMBERS[name]
-        text, truth = told(state, number)
-        source = number.source if state.attached is None else truth or "not reported"
-        parts += [f"{number.title} = {text}", f"    {number.formula}"]
+        formula, source = meaning(state, number)
+        parts += [f"{number.title} = {told(state, number)[0]}", f"    {formula}"]
         parts += [f"    {number.window}; {source}  ({name})", ""]
     return "\n".join([*parts, panel.HELP])
 

@@ -46,7 +46,8 @@ class FrameScreen(Screen[None]):
     def action_mouse(self) -> None:
         told = {
             True: "the mouse is kvtop's again",
-            False: "the mouse is the terminal's: select and copy with it (M takes it back)",
+            False: "the mouse is the terminal's now; M takes it back",
             None: "this terminal's mouse cannot be turned off here",
         }
+        self.app.clear_notifications()  # one row, however often it is pressed
         self.notify(told[toggle_mouse(self.app)], timeout=3)

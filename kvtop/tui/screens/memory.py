@@ -19,7 +19,10 @@ class MemoryScreen(PanelScreen):
     MemoryScreen EnginePanel { column-span: 2; }
     MemoryScreen #body { grid-rows: 11 1fr 3; }
     MemoryScreen.-tall #body, MemoryScreen.-full #body { grid-rows: 11 11 1fr; }
+    MemoryScreen.-narrow #body { grid-columns: 35 1fr; }
     MemoryScreen.-narrow.-short #body { grid-rows: 9 1fr 3; }
+    MemoryScreen.-low FitPanel { display: none; }
+    MemoryScreen.-low #body, MemoryScreen.-narrow.-low #body { grid-rows: 1fr 3; }
     MemoryScreen #body.-zoomed { layout: vertical; }
     """
 

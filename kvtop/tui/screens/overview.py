@@ -34,5 +34,12 @@ class OverviewScreen(PanelScreen):
     OverviewScreen.-narrow StepLanePanel { display: none; }
     OverviewScreen.-narrow.-short #body { grid-rows: 4 1fr 1fr 4; }
     OverviewScreen.-narrow.-short HoldersPanel, OverviewScreen.-narrow.-short DevicePanel { display: none; }
+    OverviewScreen.-low #body { grid-rows: 4 1fr 4; }
+    OverviewScreen.-low ThroughputPanel, OverviewScreen.-low HoldersPanel, OverviewScreen.-low DevicePanel {
+        display: none;
+    }
+    OverviewScreen.-narrow.-low #body { grid-rows: 4 1fr 1fr; }
+    OverviewScreen.-narrow.-low ThroughputPanel { display: block; }
+    OverviewScreen.-narrow.-low FindingsPanel { display: none; }
     OverviewScreen #body.-zoomed { layout: vertical; }
     """

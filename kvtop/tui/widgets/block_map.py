@@ -18,7 +18,7 @@ from kvtop.state.model import PoolState
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import to_ascii
-from kvtop.tui.widgets.cells import LIT, LOOKS, Hues, cell_codes, glyph_of, style_of
+from kvtop.tui.widgets.cells import LIT, LOOKS, Hues, cell_codes, glyph_of, looks_of, style_of
 from kvtop.tui.widgets.grid import lay_out
 from kvtop.tui.widgets.lines import DrawnWidget
 
@@ -87,6 +87,7 @@ class BlockMap(DrawnWidget, can_focus=True):
     def update_frame(self, frame: Frame) -> None:
         """``view`` has been updated with this frame."""
         self._frame, pool = frame, frame.state.pool
+        self._choose_look(self.look)
         if pool is not self.pool:
             self.pool = pool
             self._hues_stale = True
@@ -123,6 +124,7 @@ class BlockMap(DrawnWidget, can_focus=True):
             lit[list(self._lit)] = True
         hues = self._hues.hues if self.look == "owner" else None
         published = self.view.published if self.look == "heat" else None
+        order = None if self.view.order_name == "physical" else order
         codes = cell_codes(pool, order, grid.density, self.look, frame.state.step, hues, published, lit)
         full = np.full(grid.num_rows * grid.columns, -1, np.int64)
         full[: len(codes)] = codes
@@ -255,8 +257,17 @@ class BlockMap(DrawnWidget, can_focus=True):
             self._lay_out()
 
     def action_look(self) -> None:
-        self.look = LOOKS[(LOOKS.index(self.look) + 1) % len(LOOKS)]
+        looks = self._looks
+        self._choose_look(looks[(looks.index(self.look) + 1) % len(looks)])
         self._lay_out()
+
+    @property
+    def _looks(self) -> tuple[str, ...]:
+        return LOOKS if self._frame is None else looks_of(self._frame.state)
+
+    def _choose_look(self, look: str) -> None:
+        """``look``, or the first one where the log does not tell of it."""
+        self.look = look if look in self._looks else self._looks[0]
 
     def action_open(self) -> None:
         self.post_message(self.Opened(self.cursor))

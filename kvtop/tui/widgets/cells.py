@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, NOT_KNOWN, USED, WITHHELD, PoolState
+from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, NOT_KNOWN, USED, WITHHELD, PoolState, RunState
 from kvtop.tui import glyphs
 from kvtop.tui.widgets.lines import Line
 
@@ -24,6 +24,7 @@ _CODES = 32
 LIT = 0x400  # a block of the selected request or prefix is in the cell
 NUM_HUES = 8
 _HUE = _CODES  # code + _HUE * hue; hue 0: none
+_OUTSIDE = 7  # state of what is no block, behind those of blocks
 
 _GLYPHS = {
     _FRESH: glyphs.FRESH,
@@ -48,6 +49,8 @@ _STYLES = {
 _LETTERS = "abcdefgh"
 
 LOOKS = ("refcount", "owner", "age", "heat")
+TOLD_LOOKS = ("cached", "age")
+"""Of attached servers: who holds a block, how many, and how often it was found they do not report."""
 
 
 def hue_of(seq_id: str) -> int:
@@ -66,9 +69,15 @@ def style_of(code: int) -> str:
     return f"owner{hue}" if hue else _STYLES.get(code % _CODES, "")
 
 
-def legend(look: str, one_block: bool, letters: bool = False, withheld: bool = False) -> Line:
-    """What the glyphs of a look mean. ``withheld``: there are such blocks."""
-    base: Line = [(f"{glyphs.FRESH} ", "fresh"), ("fresh  ", "soft")]
+def looks_of(state: RunState) -> tuple[str, ...]:
+    """The looks that the log tells of."""
+    return LOOKS if state.attached is None else TOLD_LOOKS
+
+
+def legend(look: str, one_block: bool, letters: bool = False, withheld: bool = False, fresh: str = "fresh") -> Line:
+    """What the glyphs of a look mean. ``withheld``: there are such blocks; ``fresh``: what those without content are
+    called."""
+    base: Line = [(f"{glyphs.FRESH} ", "fresh"), (f"{fresh}  ", "soft")]
     if withheld:
         base += [(f"{glyphs.WITHHELD} ", "faint"), ("withheld  ", "soft")]
     if look in ("refcount", "owner"):
@@ -118,7 +127,7 @@ class Hues:
 
 def cell_codes(
     pool: PoolState,
-    order: np.ndarray,
+    order: np.ndarray | None,
     density: int,
     look: str,
     step: int,
@@ -126,68 +135,72 @@ def cell_codes(
     published: np.ndarray | None = None,
     lit: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The codes of all cells, ``density`` blocks each, in ``order`` (block ids).
+    """The codes of all cells, ``density`` blocks each, in ``order`` (block ids; None: by block id).
 
-    A mixed cell shows what most of its blocks are; refcounts and hits are the highest, an age the oldest. ``hues`` is
-    needed for the look ``owner``, ``published`` for ``heat``; ``lit``: blocks to mark. Complexity: O(blocks), in NumPy.
+    A mixed cell shows what most of its blocks are; refcounts and hits are the highest, an age the oldest. The look
+    ``cached`` shows nothing but what they are. ``hues`` is needed for the look ``owner``, ``published`` for ``heat``;
+    ``lit``: blocks to mark. Complexity: O(blocks), in NumPy.
     """
     import numpy as np
 
-    num_cells = -(-len(order) // density)
-    index = np.full(num_cells * density, pool.num_blocks, np.int64)
-    index[: len(order)] = order
+    num_blocks = pool.num_blocks
+    num_cells = -(-num_blocks // density)
+    first = np.arange(0, num_cells * density, density)
+    cell = np.arange(num_cells).repeat(density)
 
-    def cells(column: np.ndarray, outside: int) -> np.ndarray:
-        """A column of the pool, a row a cell; ``outside``: for what the last cell has too much."""
-        return np.append(column, np.asarray(outside, column.dtype))[index].reshape(num_cells, density)
+    def laid_out(column: np.ndarray, outside: int) -> np.ndarray:
+        """A column of the pool, cell after cell; ``outside``: for what the last cell has too much."""
+        found = np.full(num_cells * density, outside, column.dtype)
+        found[:num_blocks] = column if order is None else column[order]
+        return found
 
-    states = cells(np.frombuffer(pool.state, np.uint8), 255)
-    counts = [(states == state).sum(axis=1) for state in (IN_TRANSFER, USED, IDLE, FRESH, WITHHELD)]
+    def highest(column: np.ndarray) -> np.ndarray:
+        """By cell. Rows of a dozen would take several times as long one by one."""
+        return np.maximum.reduceat(column, first) if num_cells else column
+
+    states = laid_out(np.frombuffer(pool.state, np.uint8), _OUTSIDE)
+    by_state = np.bincount(cell * (_OUTSIDE + 1) + states, minlength=num_cells * (_OUTSIDE + 1))
+    counts = by_state.reshape(num_cells, _OUTSIDE + 1).T[[IN_TRANSFER, USED, IDLE, FRESH, WITHHELD]]
     most = np.argmax(counts, axis=0)  # on a tie the first of these
     codes = np.array([_TRANSFER, _USED, _IDLE, _FRESH, _WITHHELD], np.int64)[most]
     used = most == 1
-    refcount = cells(_column(pool.refcount), 0)
-    highest = refcount.max(axis=1)
+    refcount = highest(laid_out(_column(pool.refcount), 0))
     if look in ("refcount", "owner"):
-        codes = np.where(used, np.clip(highest, 1, _MANY), codes)
-        partly = ((states == USED) & (cells(_column(pool.filled), 0) < pool.block_size)).sum(axis=1)
-        codes[used & (highest <= 1) & (2 * partly > counts[1])] = _PARTIAL
+        codes = np.where(used, np.clip(refcount, 1, _MANY), codes)
+        not_full = (states == USED) & (laid_out(_column(pool.filled), 0) < pool.block_size)
+        partly = np.bincount(cell[not_full], minlength=num_cells)
+        codes[used & (refcount <= 1) & (2 * partly > counts[1])] = _PARTIAL
     elif look == "heat":
         assert published is not None, "hits are those since publication"
-        hits = np.where(cells(published, 0), cells(_column(pool.uses), 0), NOT_KNOWN).max(axis=1)
-        shown = (hits >= 0) & (most < 3)
-        codes = np.where(shown, _DIGITS + np.clip(hits, 0, 10), codes)
-    else:
-        codes = _ages(codes, most, states, cells(_column(pool.since_step), NOT_KNOWN), step)
+        uses = np.where(laid_out(published, 0), laid_out(_column(pool.uses), 0), NOT_KNOWN)
+        hits = highest(uses)
+        codes = np.where((hits >= 0) & (most < 3), _DIGITS + np.clip(hits, 0, 10), codes)
+    elif look == "age":
+        since = laid_out(_column(pool.since_step), NOT_KNOWN)
+        known = (states != FRESH) & (states != WITHHELD) & (states != _OUTSIDE) & (since != NOT_KNOWN)
+        codes = np.where(most < 3, _ages(highest(np.where(known, step - since, NOT_KNOWN))), codes)
     if look == "owner" and hues is not None:
-        codes = codes + _HUE * _majority_hue(cells(hues, 0), used & (highest <= 1))
+        codes = codes + _HUE * _majority_hue(laid_out(hues, 0), cell, num_cells, used & (refcount <= 1))
     if lit is not None:
-        codes = codes | np.where(cells(lit, 0).any(axis=1), LIT, 0)
+        codes = codes | np.where(highest(laid_out(lit, 0)), LIT, 0)
     return codes
 
 
-def _ages(codes: np.ndarray, most: np.ndarray, states: np.ndarray, since: np.ndarray, step: int) -> np.ndarray:
-    """The oldest content of each cell that has some: the digit n is an age below 2 ** (n + 1) steps."""
+def _ages(age: np.ndarray) -> np.ndarray:
+    """Codes of the ages of cells, in steps: the digit n is an age below 2 ** (n + 1). NOT_KNOWN: of none in it."""
     import numpy as np
 
-    filled = (states != FRESH) & (states != WITHHELD) & (states != 255)
-    known = filled & (since != NOT_KNOWN)
-    age = np.where(known, step - since, NOT_KNOWN).max(axis=1)
     digit = np.log2(np.clip(age, 1, None)).astype(np.int64)
-    found = np.where(age >= 0, _DIGITS + np.clip(digit, 0, 10), _UNKNOWN)
-    return np.where(most < 3, found, codes)
+    return np.where(age >= 0, _DIGITS + np.clip(digit, 0, 10), _UNKNOWN)
 
 
-def _majority_hue(hues: np.ndarray, where: np.ndarray) -> np.ndarray:
+def _majority_hue(hues: np.ndarray, cell: np.ndarray, num_cells: int, where: np.ndarray) -> np.ndarray:
+    """By cell; 0 where no block has one, and where ``where`` is not."""
     import numpy as np
 
-    num_cells, density = hues.shape
-    if density == 1:
-        found = hues[:, 0].astype(np.int64)
-    else:
-        flat = np.arange(num_cells).repeat(density) * (NUM_HUES + 1) + hues.ravel()
-        counts = np.bincount(flat, minlength=num_cells * (NUM_HUES + 1)).reshape(num_cells, -1)[:, 1:]
-        found = np.where(counts.any(axis=1), counts.argmax(axis=1) + 1, 0)
+    counts = np.bincount(cell * (NUM_HUES + 1) + hues, minlength=num_cells * (NUM_HUES + 1))
+    counts = counts.reshape(num_cells, -1)[:, 1:]
+    found = np.where(counts.any(axis=1), counts.argmax(axis=1) + 1, 0)
     return np.where(where, found, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState
+from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE, status_of
 from kvtop.state.windows import since_step_ns
 from kvtop.tui.attached import badge
 from kvtop.tui.frame import Frame, has_ended, is_simulated, is_virtual
@@ -18,12 +19,17 @@ _MARKS = {
     "complete": ("✓", "good"),
     "interrupted": ("■", "warn"),
     "failed": ("×", "bad"),
+    CONNECTING: ("…", "warn"),
+    NO_ANSWER: ("×", "bad"),
+    STALE: ("!", "warn"),
 }
 
 
 def status_span(state: RunState) -> Line:
-    mark, style = _MARKS.get(state.status, ("·", "soft"))
-    return [(f"{mark} {STATUS.get(state.status, clean(state.status))}", style)]
+    """Of attached servers also whether they answer."""
+    status = status_of(state)
+    mark, style = _MARKS.get(status, ("·", "soft"))
+    return [(f"{mark} {STATUS.get(status, clean(status))}", style)]
 
 
 def progress_bar(share: float, width: int) -> Line:

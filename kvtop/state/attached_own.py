@@ -1,0 +1,127 @@
+"""What kvtop's own servers tell of themselves at /metrics and no other does: blocks by state, slots, causes of misses.
+
+Of vLLM and SGLang the same numbers are not reported, or known from KV events, or worked out from a share.
+"""
+
+from __future__ import annotations
+
+from kvtop.engine.types import MissReason
+from kvtop.state.attached import Attached
+from kvtop.state.attached_reading import (
+    NO_CAUSE,
+    NO_FREE,
+    NO_REFS,
+    NOT_REPORTED,
+    TWO_LOOKS,
+    Figure,
+    Reading,
+    exact,
+    missing,
+    no_events,
+    truly,
+    unless_own,
+)
+from kvtop.state.attached_sums import Sum, added_counter, added_gauge, added_growth, labels_of
+from kvtop.state.model import RunState
+
+ENDS = "lookup_ends/"
+BY_LOOKUPS = "prefix lookups whose match ended for this reason / all lookups"
+
+
+def told(found: Sum, attached: Attached, name: str, why: str) -> Reading:
+    """A whole number that only kvtop's own servers tell."""
+    reading = exact(found, attached, name)
+    if found.value is None:
+        return missing(unless_own(attached, name, why))
+    return reading._replace(value=round(found.value))
+
+
+def parts(attached: Attached, family: str) -> tuple[tuple[str, float], ...]:
+    """The figures of ``family`` by their label, largest first: those that are not 0."""
+    found = [(name, added_gauge(attached, name).value or added_counter(attached, name).value or 0.0)
+             for name in labels_of(attached, family)]  # fmt: skip
+    named = [(name.removeprefix(family), round(value)) for name, value in found if value]
+    return tuple(sorted(named, key=lambda part: (-part[1], part[0])))
+
+
+def _gauge(name: str, why: str) -> Figure:
+    return Figure(lambda attached, state: told(added_gauge(attached, name), attached, name, why), ((name,),))
+
+
+def _counter(name: str) -> Figure:
+    return Figure(lambda attached, state: told(added_counter(attached, name), attached, name, NOT_REPORTED), ((name,),))
+
+
+def _fill(attached: Attached, state: RunState) -> Reading:
+    found = added_gauge(attached, "slots/filled", "slots/empty")
+    if found.values is None:
+        gone = next((n for n in ("slots/filled", "slots/empty") if added_gauge(attached, n).value is None), "")
+        return missing(unless_own(attached, gone, NOT_REPORTED))
+    filled, empty = found.values
+    return truly(filled / (filled + empty), "exact", found.part) if filled + empty else missing("no block is used")
+
+
+def _evictions(attached: Attached, state: RunState) -> Reading:
+    """By the server's own counter; else the blocks that KV events tell to be removed."""
+    found = added_counter(attached, "evictions")
+    if found.value is not None:
+        return told(found, attached, "evictions", "")._replace(by=parts(attached, "evictions/"))
+    if why := no_events(state):
+        return missing(unless_own(attached, "evictions", why))
+    return Reading(attached.num_removed, "partial" if attached.partial else "events")
+
+
+def _regretted(attached: Attached, state: RunState) -> Reading:
+    """By the server's own counter; else of blocks that the rank which had evicted them stored again."""
+    found = added_counter(attached, "regretted_tokens")
+    if found.value is not None:
+        return told(found, attached, "regretted_tokens", "")
+    if why := no_events(state):
+        return missing(unless_own(attached, "regretted_tokens", why))
+    return Reading(state.cache.regret_tokens, "partial" if attached.partial else "events")
+
+
+def _dropped(attached: Attached, state: RunState) -> Reading:
+    """Events that the server's own counters lack; of others, messages of KV events that were lost."""
+    found = added_counter(attached, "events_dropped")
+    if found.value is not None:
+        return told(found, attached, "events_dropped", "")
+    if why := no_events(state):
+        return missing(unless_own(attached, "events_dropped", why))
+    return Reading(sum(stream.num_lost for stream in attached.streams.values()), "events")
+
+
+def _missed(reason: str) -> Figure:
+    """Of the lookups of the last minute, those that ended for ``reason``."""
+
+    def read(attached: Attached, state: RunState) -> Reading:
+        name, ends = f"{ENDS}{reason}", labels_of(attached, ENDS)
+        if name not in ends:
+            return missing(unless_own(attached, name, NO_CAUSE))
+        found = added_growth(attached, tuple(ends), state.t_ns)
+        if found.values is None:
+            return missing(TWO_LOOKS)
+        lookups = sum(found.values)
+        if lookups <= 0:
+            return missing("no lookups in the window")
+        return truly(found.values[ends.index(name)] / lookups, "lookups", found.part)
+
+    return Figure(read, ((ENDS,),), BY_LOOKUPS)
+
+
+OWN: dict[str, Figure] = {
+    "pool.shared_blocks": _gauge("shared_blocks", NO_REFS),
+    "pool.idle_blocks": _gauge("blocks/idle", NO_FREE),
+    "pool.fresh_blocks": _gauge("blocks/fresh", NO_FREE),
+    "pool.in_transfer_blocks": _gauge("blocks/in_transfer", NOT_REPORTED),
+    "pool.withheld_blocks": _gauge("blocks/withheld", NO_REFS),
+    "pool.token_fill": Figure(_fill, (("slots/filled", "slots/empty"),)),
+    "pool.tail_waste_slots": _gauge("slots/empty", NOT_REPORTED),
+    **{f"cache.missed_{reason}": _missed(reason) for reason in MissReason},
+    "cache.evictions": Figure(_evictions, (("evictions",),)),
+    "cache.regretted_tokens": Figure(_regretted, (("regretted_tokens",),)),
+    "run.recomputed_tokens": _counter("recomputed_tokens"),
+    "run.copies": _counter("copies"),
+    "run.events_dropped": Figure(_dropped, (("events_dropped",),)),
+}
+"""By name of the number."""

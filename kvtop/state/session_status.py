@@ -1,0 +1,39 @@
+"""How a session stands, in a word: of attached servers also whether anybody answers."""
+
+from __future__ import annotations
+
+from kvtop.state.attached import Attached
+from kvtop.state.attached_reading import no_events
+from kvtop.state.model import RunState
+
+CONNECTING, NO_ANSWER, STALE = "connecting", "no_answer", "stale"
+
+
+def has_answered(attached: Attached) -> bool:
+    """Some server has answered as it should, or some KV event has come."""
+    return bool(attached.streams) or any(server.t_ok_ns is not None for server in attached.servers.values())
+
+
+def status_of(state: RunState) -> str:
+    """``state.status``. While servers are looked at also ``connecting`` (none has answered or failed to yet),
+    ``no_answer`` (none ever has) or ``stale`` (one that did does so no longer)."""
+    attached = state.attached
+    if attached is None or state.status != "running":
+        return state.status
+    servers = attached.servers.values()
+    if any(server.t_ok_ns is not None for server in servers) or (attached.streams and not servers):
+        return STALE if attached.is_stale(state.t_ns) else state.status
+    has_failed = any(server.problem for server in servers) if servers else bool(attached.troubles)
+    return NO_ANSWER if has_failed else CONNECTING
+
+
+def told_elsewhere(state: RunState) -> dict[str, str]:
+    """Why figures are missing, where a server or an endpoint says so itself -> what each of the figures says."""
+    attached = state.attached
+    if attached is None:
+        return {}
+    found = {server.problem: "no answer" for server in attached.servers.values() if server.t_ok_ns is None}
+    if attached.troubles and (why := no_events(state)):
+        found[why] = "no KV events"
+    found.pop("", None)
+    return found
