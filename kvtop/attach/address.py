@@ -23,7 +23,8 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether ``text`` is meant as a server: a URL, HOST:PORT, an IP address or localhost. It may still be a wrong one.
+    """Whether ``text`` is meant as a server: a URL, HOST:PORT, an IP address (IPv6 in brackets) or
+    localhost. It may still be a wrong one.
 
     The bare name of a host is none: it might be that of a run.
     """

@@ -64,10 +64,10 @@ _REMEDIES = (
     ("HTTP 403", "kvtop: --api-key KEY, or KVTOP_API_KEY"),
     ("HTTP 429", "it is asked too often, or by too many: try again, attach with a longer --interval"),
     ("HTTP 503", "it is starting, or has too many connections: try again"),
-    ("none of vLLM or SGLang", "while it loads its model it tells nothing: look again. Else " + _OTHER_ADDRESS),
+    ("none of vLLM, SGLang or kvtop", "while it loads its model it tells nothing: look again. Else " + _OTHER_ADDRESS),
     ("", _OTHER_ADDRESS),
 )  # fmt: skip
-"""What stands in a problem of ``scrape``, and what helps. The first that fits."""
+"""What a problem of ``scrape`` begins with (``none of``: has in it), and what helps. The first that fits."""
 
 
 class Check(NamedTuple):
@@ -109,7 +109,11 @@ def check_server(address: Address, *, api_key: str | None, timeout_s: float) -> 
 
 def remedy_of(problem: str, timeout_s: float) -> str:
     """What helps against a problem of a look at a server."""
-    text = next(text for words, text in _REMEDIES if words in problem)
+    text = next(
+        text
+        for words, text in _REMEDIES
+        if problem.startswith(words) or (words.startswith("none of") and words in problem)
+    )
     return text.format(longer=4 * timeout_s)
 
 

@@ -92,7 +92,7 @@ def spelled(ours: str, kind: str) -> str:
     row = f"{head}{slash}"
     names = next((table[row] for table in (GAUGES, COUNTERS, HISTOGRAMS) if row in table), ())
     if ours in INFO_LABELS.values():
-        names = INFOS
+        names = (*INFOS, *(name for name, label in INFO_GAUGES.items() if label == ours))
     starts = _BY_KIND.get(kind, ("",))
     own = [f'{name}{{{LABELS[name]}="{label}"}}' if label else name for name in names if name.startswith(starts)]
     return " or ".join(own[:1] if kind == "kvtop" else own)

@@ -26,6 +26,7 @@ from kvtop.attach.metric_names import (
 from kvtop.engine.events import EngineSample, Histogram
 
 Key = tuple[str, str]  # engine, model
+TOO_LARGE = "more than a number can hold"
 
 _SHARES = frozenset((*GAUGES["usage"], *GAUGES["hit_rate"]))  # never added up
 _KEYS_OF_ENGINE = ("engine", "dp_rank", "engine_index")
@@ -150,8 +151,10 @@ def _add(engine: _Engine, name: str, found: Series) -> None:
         buckets = engine.buckets.setdefault(name[: -len("_bucket")], {})
         if bound is None:
             engine.broken.setdefault(name[: -len("_bucket")], f"le={found.labels.get('le', '')[:20]!r}")
+        elif math.isfinite(total := buckets.get(bound, 0.0) + value):
+            buckets[bound] = total
         else:
-            buckets[bound] = buckets.get(bound, 0.0) + value
+            engine.broken.setdefault(name, TOO_LARGE)
     else:
         _count(engine, name, found)
 
@@ -161,8 +164,10 @@ def _count(engine: _Engine, name: str, found: Series) -> None:
         engine.broken.setdefault(name, found.text[:20])
     elif name in _SHARES:
         engine.values[name] = max(engine.values.get(name, 0.0), found.value)
+    elif math.isfinite(total := engine.values.get(name, 0.0) + found.value):
+        engine.values[name] = total
     else:
-        engine.values[name] = engine.values.get(name, 0.0) + found.value
+        engine.broken.setdefault(name, TOO_LARGE)
 
 
 def _bound(text: str) -> float | None:

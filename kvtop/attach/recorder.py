@@ -17,6 +17,8 @@ from kvtop.results.recording import FRAMES_NAME, FrameWriter
 from kvtop.results.rundir import prepare_run_dir
 from kvtop.results.versions import DEFINITIONS_VERSION, RESULTS_SCHEMA_VERSION
 
+MOST_WAITING = 20_000  # events: a quarter of an hour of a busy server's
+
 
 class Recorder:
     """Appends events in the order in which they are handed over. What a killed process has written so far can be
@@ -41,24 +43,41 @@ class Recorder:
         self._writer = FrameWriter(self.path / FRAMES_NAME)
         self._waiting: queue.SimpleQueue[tuple[list[Event], dict[str, Any]] | None] = queue.SimpleQueue()
         self._error = ""  # why nothing is written any more, until it has been told
+        self._is_given_up = False  # and that has been told
+        self._num_given = 0  # events; only the caller changes it
+        self._num_written = 0  # only the thread does
         self._thread = threading.Thread(target=self._run, daemon=True, name="kvtop-record")
         self._thread.start()
 
     def write(self, events: list[Event], facts: dict[str, Any]) -> str:
         """Hand over ``events``, which nobody changes any more; nothing is waited for. ``facts`` go to run.json at the
-        end. Returns "" or, once, why nothing is recorded from now on."""
-        if self._thread.is_alive():
-            self._waiting.put((events, dict(facts)))
-        return self._news()
+        end. Returns "" or, once, why nothing is recorded from now on: of a disk that is so slow that more than
+        ``MOST_WAITING`` events wait for it, what waits is written still."""
+        if self._is_given_up or not self._thread.is_alive():
+            return self.news()
+        if (num_waiting := self._num_given - self._num_written) > MOST_WAITING:
+            self._waiting.put(None)
+            return self._give_up(f"recording stopped: the disk is too slow, {num_waiting:,} events wait for it")
+        self._num_given += len(events)
+        self._waiting.put((events, dict(facts)))
+        return self.news()
 
-    def close(self) -> str:
-        """Wait until all is written, and release the file; returns as ``write``. Safe to call twice."""
+    def close(self, timeout_s: float) -> str:
+        """Wait until all is written and the file released, for ``timeout_s`` at most; returns as ``write``. Safe to
+        call twice."""
         self._waiting.put(None)
-        self._thread.join()
-        return self._news()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and not self._is_given_up:
+            return self._give_up("the disk is too slow: the last of what was seen may not be recorded")
+        return self.news()
 
-    def _news(self) -> str:
-        if self._thread.is_alive():
+    def _give_up(self, why: str) -> str:
+        self._is_given_up = True
+        return f"{self.path}: {why}"
+
+    def news(self) -> str:
+        """As ``write``, where there is nothing to hand over."""
+        if self._is_given_up or self._thread.is_alive():
             return ""
         error, self._error = self._error, ""
         return error
@@ -70,6 +89,7 @@ class Recorder:
             with self._writer:
                 while (piece := self._waiting.get()) is not None:
                     self._append(*piece)
+                    self._num_written += len(piece[0])
         except KvtopError as error:
             self._error = str(error)
         except Exception as error:

@@ -86,7 +86,7 @@ class Scraper:
             return "", [], None, problem
         meaning = understand(parsed.series)
         if not meaning.engines:
-            return "", [], None, f"{parsed.num_lines:,} metrics, but none of vLLM or SGLang"
+            return "", [], None, f"{parsed.num_lines:,} metrics, but none of vLLM, SGLang or kvtop"
         return meaning.kind, meaning.engines, meaning.started, ""
 
     def _fetch(self) -> tuple[bytes, str]:

@@ -66,6 +66,8 @@ class AttachSpec:
 class AttachSession:
     """``poll`` never waits longer than it is told to; commands do nothing: an attached server is only looked at."""
 
+    has_engine = False  # that would have to end its step first
+
     def __init__(self, spec: AttachSpec) -> None:
         self.spec = spec
         self.ended = False
@@ -122,17 +124,18 @@ class AttachSession:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the looking and the recording. No server is waited for: what is under way is nobody's any more. Only
-        events that were received already are, where they are recorded."""
+        events that were received already are, and the disk, where they are recorded: ``timeout_s`` for both."""
         if self._stop.is_set():
             return
         self._stop.set()
+        deadline = time.monotonic() + timeout_s
         if self._listener is not None:
             self._listener.join(min(timeout_s, JOIN_S if self._recorder is None else RECORD_S))
         self._queue.put(RunEnded(t_ns=self._now_ns(), status="complete"))
         if self._recorder is not None:
             while not self.ended:
                 self._left += self.poll()
-            self._left += self._refused(self._recorder.close())
+            self._left += self._refused(self._recorder.close(max(0.0, deadline - time.monotonic())))
 
     # Threads -------------------------------------------------------------------------------------------------
 
@@ -260,10 +263,11 @@ class AttachSession:
 
     def _recorded(self, events: list[Event]) -> list[Event]:
         """``events``, which the recorder has got then; a disk that refuses ends the recording and is told."""
-        kept = [event for event in events if not isinstance(event, PromptKeys)]
-        if self._recorder is None or not kept:
+        if self._recorder is None:
             return events
-        return [*events, *self._refused(self._recorder.write(kept, self._facts))]
+        kept = [event for event in events if not isinstance(event, PromptKeys)]
+        error = self._recorder.write(kept, self._facts) if kept else self._recorder.news()
+        return [*events, *self._refused(error)]
 
     def _refused(self, error: str) -> list[Event]:
         return [Notice(t_ns=self._now_ns(), text=error, level="error")] if error else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from kvtop.state.model import RunState
 
 DESCRIPTION = """\
-Look at running vLLM or SGLang servers in the same screens. Nothing is sent to them but requests for /metrics, and a
-prompt you paste (key I on the Radix tree) to /tokenize: they are only looked at. Every panel says how true it is;
+Look at running vLLM, SGLang or kvtop servers in the same screens. Nothing is sent to them but requests for /metrics,
+and a prompt you paste (key I on the Radix tree) to /tokenize: they are only looked at. Every panel says how true it is;
 `kvtop doctor URL` says what a server does not report, and which of its flags would. Without a terminal it prints a line
-now and then, and records if asked to; it ends with 1 then if no server has answered."""
+now and then, and records if asked to; it ends with 1 then if no server has answered and no KV event has come."""
 
 EXAMPLES = """
 kvtop attach http://127.0.0.1:8000
@@ -59,8 +60,20 @@ def run(args: argparse.Namespace) -> int:
     if can_open_tui() and args.seconds is None:
         from kvtop.tui.launch import run_app
 
-        return run_app(session, **display(args))
+        code = run_app(session, **display(args))
+        return 1 if _tell_errors(session) else code
     return _headless(session, args.seconds)
+
+
+def _tell_errors(session: AttachSession) -> bool:
+    """What went wrong as ``session`` ended, when no screen was there any more to say it; whether anything did."""
+    from kvtop.engine.events import Notice
+
+    errors = [event.text for event in session.poll() if isinstance(event, Notice) and event.level == "error"]
+    with suppress(OSError):  # the terminal may be gone
+        for text in errors:
+            print(f"kvtop: {text}", file=sys.stderr)
+    return bool(errors)
 
 
 def _headless(session: AttachSession, seconds: float | None) -> int:
@@ -91,7 +104,7 @@ def _headless(session: AttachSession, seconds: float | None) -> int:
         print(f"kvtop: {state.notice}", file=sys.stderr)
         return 1
     if not code and (state.attached is None or not has_answered(state.attached)):
-        print("kvtop: no server has answered", file=sys.stderr)
+        print("kvtop: no server has answered, and no KV event has come", file=sys.stderr)
         return 1
     return code
 

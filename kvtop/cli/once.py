@@ -21,7 +21,8 @@ DESCRIPTION = """\
 Print the numbers of the overview once: of a recorded run at a step of it, of running servers, or of a workload served
 for a few seconds. They are those that the TUI shows at that moment, by the same names. Of a server each comes with how
 true it is; rates need two looks, so it takes a little longer than --interval.
-Exit codes: 0 there is something to show, 1 no server has answered or the engine failed, 2 no such run or address."""
+Exit codes: 0 there is something to show, 1 no server has answered and no KV event has come, or the engine failed, 2 no
+such run or address."""
 
 EXAMPLES = """
 kvtop once results/tuesday --step 1200 --json

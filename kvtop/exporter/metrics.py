@@ -266,7 +266,7 @@ _KVTOP = (
            _by("reason", lambda t: t.lookup_ends, map(str, MissReason))),
     Metric("kvtop_evictions_total", "counter",
            "Cached blocks evicted, by what the room was for: prefill, decode (the sequence has emitted), forced.",
-           _by("cause", lambda t: t.evicted, ("prefill", "decode"))),
+           _by("cause", lambda t: t.evicted, ("prefill", "decode", "forced"))),
     Metric("kvtop_ghost_blocks", "gauge", "Evicted prefixes still remembered, to tell when one is wanted again.",
            _one(lambda t, s: len(s.cache.ghosts))),
     Metric("kvtop_regretted_tokens_total", "counter", "Tokens computed again because their block had been evicted.",

@@ -5,6 +5,7 @@ It is folded by the reducer that the screens use, so a figure here is what they 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ OVER_TIME = (
     *(f"latency.{key}_{part}_ns" for key in ("ttft", "itl", "queue") for part in ("p50", "p95")),
 )  # fmt: skip
 """Numbers that are read at every look."""
+LOSSES = ("evictions", "regretted_tokens")
+Moment = tuple[float, int]
+"""s, and how many then."""
 MOST_NEWS = 500
 STOOD_STILL = "its gauges stood still: requests were said to run, and nothing changed"
 NOT_LOOKED = "did not look (suspended, or too slow)"
@@ -46,7 +50,7 @@ class Totals:
     """What counters and buckets grew by between looks at one life of each engine."""
 
     counters: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, Histogram | None] = field(default_factory=dict)  # None: engines have different buckets
+    histograms: dict[str, Histogram | None] = field(default_factory=dict)  # None: of different buckets, or too large
     reported: dict[str, set[tuple[str, str]]] = field(default_factory=dict)  # name -> engines whose growth is in it
     engines: set[tuple[str, str]] = field(default_factory=set)
     num_restarts: int = 0
@@ -76,6 +80,9 @@ class Totals:
                 self.histograms[name] = None
                 continue
             added = [a + b for a, b in zip(known.counts, grown, strict=True)]
+            if not all(map(math.isfinite, added)):
+                self.histograms[name] = None
+                continue
             self.histograms[name] = Histogram(new.bounds, added, None)
             self._note(name, key, now, server)
 
@@ -96,18 +103,30 @@ class Totals:
 
     def by_label(self, family: str) -> dict[str, float]:
         """What the figures of ``family`` (``lookup_ends/``) grew by, by label: those that did, largest first."""
-        found = {name.removeprefix(family): n for name, n in self.counters.items() if name.startswith(family) and n}
-        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+        grown = [(name.removeprefix(family), n) for name, n in self.counters.items() if name.startswith(family)]
+        found = [(label, n) for label, n in grown if n and math.isfinite(n)]
+        return dict(sorted(found, key=lambda one: (-one[1], one[0])))
+
+    def tells(self, family: str) -> bool:
+        """Whether some figure of ``family`` was reported twice."""
+        return any(name.startswith(family) for name in self.reported)
 
     def sums(self, *names: str) -> list[float] | None:
-        """Of the same engines; None where that is not so, or some name was never reported."""
+        """Of the same engines; None where that is not so, some name was never reported, or a sum is too large."""
         found = [self.reported.get(name) for name in names]
-        return [self.counters[name] for name in names] if all(found) and all(f == found[0] for f in found) else None
+        if not all(found) or any(engines != found[0] for engines in found):
+            return None
+        sums = [self.counters[name] for name in names]
+        return sums if all(map(math.isfinite, sums)) else None
 
 
 @dataclass(slots=True)
 class Observed:
-    """One recording. ``series``: of each name of ``OVER_TIME`` a reading a look; ``times_s``: of the looks."""
+    """One recording. ``series``: of each name of ``OVER_TIME`` a reading a look; ``times_s``: of the looks.
+
+    ``counted``: what each of ``LOSSES`` grew by, and when, by the servers' own counters: not of the servers that KV
+    events tell of.
+    """
 
     path: Path
     state: RunState = field(default_factory=RunState)
@@ -117,8 +136,9 @@ class Observed:
     stretches: list[Stretch] = field(default_factory=list)
     news: list[tuple[float, str]] = field(default_factory=list)
     num_news: int = 0
-    evicted: list[tuple[float, int]] = field(default_factory=list)  # s, blocks
-    regretted: list[tuple[float, int]] = field(default_factory=list)  # s, tokens
+    evicted: list[Moment] = field(default_factory=list)  # blocks, by KV events
+    regretted: list[Moment] = field(default_factory=list)  # tokens, by KV events
+    counted: dict[str, list[Moment]] = field(default_factory=lambda: {name: [] for name in LOSSES})
     status: str = ""
     error: str = ""
     answered_s: tuple[float, float] | None = None  # the first and the last good answer
@@ -159,13 +179,14 @@ class Observed:
             self._counted(event.server, t_s)
 
     def _counted(self, server: str, t_s: float) -> None:
-        """What a server's own counters tell of evictions (kvtop's do), beside what KV events tell."""
-        told, counters = {"evictions": self.evicted, "regretted_tokens": self.regretted}, self.totals.counters
-        before = {name: counters.get(name, 0.0) for name in told}
+        """What a server's own counters tell of evictions (kvtop's do)."""
+        counters = self.totals.counters
+        before = {name: counters.get(name, 0.0) for name in self.counted}
         self.totals.add(self.attached.servers[server])
-        for name, moments in told.items():
-            if grown := round(counters.get(name, 0.0) - before[name]):
-                moments.append((t_s, grown))
+        for name, moments in self.counted.items():
+            grown = counters.get(name, 0.0) - before[name]
+            if math.isfinite(grown) and round(grown):
+                moments.append((t_s, round(grown)))
 
     def _append(self, t_s: float, readings: dict[str, Reading]) -> None:
         self.times_s.append(t_s)

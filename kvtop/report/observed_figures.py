@@ -10,7 +10,7 @@ import numpy as np
 from kvtop.plots.axes import Axis
 from kvtop.report import charts
 from kvtop.report.figure import Figure, join
-from kvtop.report.observed import KV_EVENTS, Observed
+from kvtop.report.observed import KV_EVENTS, LOSSES, Observed
 from kvtop.report.vega import Spec
 from kvtop.state.attached_reading import Reading, no_events
 from kvtop.workloads.words import counted
@@ -234,9 +234,16 @@ def _bars(found: Observed) -> Figure:
     is_counted = found.totals.sums("evictions") is not None
     if (why := no_events(found.state)) and not is_counted:
         return Figure("evictions", title, f"Not reported: {why}.", None)
-    if not found.evicted:
-        return Figure("evictions", title, "No block was removed from the cache while kvtop listened.", None)
-    kinds = [("blocks removed", found.evicted, charts.IDLE), ("tokens wanted again", found.regretted, charts.BAD)]
+    evicted, regretted = found.evicted, found.regretted
+    if is_counted:  # engines whose blocks KV events tell of are not in it: nothing is added up of both
+        evicted, regretted = (found.counted[name] for name in LOSSES)
+    lost = _not_in_bars(found, is_counted)
+    partial = f"Partial: {lost}." if lost else ""
+    title = f"{title} (partial)" if lost else title
+    if not evicted and not regretted:
+        nothing = f"No block was removed from the cache while kvtop {'looked' if is_counted else 'listened'}."
+        return Figure("evictions", title, join(nothing, partial), None)
+    kinds = [("blocks removed", evicted, charts.IDLE), ("tokens wanted again", regretted, charts.BAD)]
     kinds = [kind for kind in kinds if kind[1]]
     edges = np.linspace(0, max(found.end_s, 1e-9), BARS + 1)
     rows = []
@@ -266,16 +273,24 @@ def _bars(found: Observed) -> Figure:
         "resolve": {"scale": {"y": "independent"}},
         **charts.per_run(names, inner, height=64),
     }
-    lost = "; ".join(dict.fromkeys(each.why for each in found.stretches if each.who.startswith(KV_EVENTS)))
-    total, again = sum(n for _, n in found.evicted), sum(n for _, n in found.regretted)
+    total, again = sum(n for _, n in evicted), sum(n for _, n in regretted)
     causes = ", ".join(f"{cause} {count:,.0f}" for cause, count in found.totals.by_label("evictions/").items())
+    causes = f", by what the room was for: {causes}" if causes else ""
     caption = join(
-        f"From the servers' counters, in {BARS} equal stretches: blocks evicted ({total:,} in all"
-        f"{f': room for {causes}' if causes else ''}), and tokens computed again because of it ({again:,})."
+        f"From the servers' counters, in {BARS} equal stretches: blocks evicted ({total:,} in all{causes}), and tokens "
+        f"computed again because of it ({again:,})."
         if is_counted
         else f"From KV events, in {BARS} equal stretches: blocks that left the cache while kvtop listened "
         f"({total:,} in all), and tokens of blocks that the rank which had evicted them stored again ({again:,}).",
         "" if is_counted else "For whom, servers do not report.",
-        f"Partial: {lost}." if lost else "",
+        partial,
     )
-    return Figure("evictions", f"{title} (partial)" if lost else title, caption, spec)
+    return Figure("evictions", title, caption, spec)
+
+
+def _not_in_bars(found: Observed, is_counted: bool) -> str:
+    """What evictions are not in the figure; "": all are."""
+    if not is_counted:
+        return "; ".join(dict.fromkeys(each.why for each in found.stretches if each.who.startswith(KV_EVENTS)))
+    told = [name for name in LOSSES if found.totals.sums(name) is not None]
+    return found.totals.truth("", found.attached, *told).removeprefix("partial: ")

@@ -11,7 +11,7 @@ from kvtop.report.observed import NOT_LOOKED, STOOD_STILL, Observed, Stretch
 from kvtop.state.attached_json import servers_json, streams_json
 from kvtop.state.attached_numbers import LATENCIES, MIN_P99, read_number
 from kvtop.state.attached_reading import Reading, no_events, range_text
-from kvtop.state.attached_sums import quantile
+from kvtop.state.attached_sums import added_counter, quantile
 from kvtop.state.numbers import MISS_WORDS
 from kvtop.workloads.words import counted, was
 
@@ -90,7 +90,7 @@ def as_json(found: Observed) -> dict[str, Any]:
         "kv_events": streams_json(found.attached),
         "evictions": _grown(found, "evictions", found.attached.num_removed),
         "regretted_tokens": _grown(found, "regretted_tokens", found.state.cache.regret_tokens),
-        "lookup_ends": found.totals.by_label("lookup_ends/"),
+        "lookup_ends": found.totals.by_label("lookup_ends/") if found.totals.tells("lookup_ends/") else None,
         "not_known": [[s.start_s, s.end_s, s.who, s.why] for s in found.stretches],
     }
 
@@ -197,7 +197,7 @@ def _sums(found: Observed) -> str:
         words = f"prefix matches that ended: {MISS_WORDS.get(reason, reason)}"
         rows.append([words, f"{count:,.0f}", totals.truth("exact", attached, f"lookup_ends/{reason}")])
     by_events = {"cache.evictions": "blocks removed from the cache", "pool.cached_blocks": "cached at the end"}
-    if totals.sums("evictions") is not None:  # counted above, of the recording: the number is since the server's start
+    if added_counter(attached, "evictions").value is not None:  # the number is since that server's start
         del by_events["cache.evictions"]
     for name, words in by_events.items():
         reading = read_number(found.state, name)

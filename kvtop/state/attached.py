@@ -5,6 +5,7 @@ What is not reported is None.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -164,11 +165,11 @@ class Occupancy(NamedTuple):
 def occupancy(engine: Engine, sample: EngineSample) -> Occupancy | None:
     """As one look at ``engine`` tells: by the blocks' states, else by share and capacity. None: it tells neither."""
     states = [count for name in STATES if (count := sample.gauges.get(name)) is not None]
-    if len(states) == len(STATES):
+    if len(states) == len(STATES) and sum(states) > 0:  # else no pool is told by them
         used, idle, fresh, _ = states
         return Occupancy(used, idle + fresh, sum(states))
     usage, size = sample.gauges.get("usage"), capacity(engine)
-    return None if usage is None or not size else Occupancy(usage * size, size - usage * size, size)
+    return None if usage is None or size is None or size <= 0 else Occupancy(usage * size, size - usage * size, size)
 
 
 def _usages(engine: Engine) -> list[float]:
@@ -177,7 +178,8 @@ def _usages(engine: Engine) -> list[float]:
 
 def _off(usage: float, blocks: int) -> float:
     """How far the share is from a whole number of blocks."""
-    return abs(usage * blocks - round(usage * blocks))
+    used = usage * blocks
+    return abs(used - round(used)) if math.isfinite(used) else math.inf
 
 
 def block_size(attached: Attached) -> int | None:

@@ -220,11 +220,12 @@ def _runway(attached: Attached, state: RunState) -> Reading:
     return truly(left.value / slope.value * NS, "estimate", slope.part) if slope.value > 0 else missing(NO_GROWTH)
 
 
-_USED = (("blocks/used",), ("usage", "num_blocks"))
+_SIZE = (("num_pages",), ("num_blocks",), ("capacity_tokens",))  # in the order of ``capacity``
+_USED = (("blocks/used",), *(("usage", *size) for size in _SIZE))
 _NO_REQUESTS = never("servers do not report single requests")
 
 FIGURES: dict[str, Figure] = OWN | {
-    "pool.num_blocks": Figure(_blocks, (("num_blocks",), ("capacity_tokens",))),
+    "pool.num_blocks": Figure(_blocks, _SIZE),
     "pool.used_share": Figure(_used_share, (("usage",),)),
     "pool.used_blocks": Figure(_used, _USED),
     "pool.cached_blocks": Figure(_cached),

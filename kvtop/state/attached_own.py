@@ -32,7 +32,7 @@ def told(found: Sum, attached: Attached, name: str, why: str) -> Reading:
     """A whole number that only kvtop's own servers tell."""
     reading = exact(found, attached, name)
     if found.value is None:
-        return missing(unless_own(attached, name, why))
+        return missing(found.problem or unless_own(attached, name, why))
     return reading._replace(value=round(found.value))
 
 
@@ -78,6 +78,8 @@ def _regretted(attached: Attached, state: RunState) -> Reading:
         return told(found, attached, "regretted_tokens", "")
     if why := no_events(state):
         return missing(unless_own(attached, "regretted_tokens", why))
+    if state.cache.is_cut:
+        return missing("what was wanted again until then is not kept any more")
     return Reading(state.cache.regret_tokens, "partial" if attached.partial else "events")
 
 

@@ -13,6 +13,7 @@ engines or servers are not in is ``partial: 2 of 3 engines``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ TWO_USAGES = "usage and pool size are needed, twice"
 NO_GROWTH = "used blocks do not grow"
 NO_CAUSE = "servers do not report why a match ended"
 NOT_REPORTED = "servers do not report it"
+NO_NUMBER = "what servers report makes no finite number"
 NO_STEP = "kvtop's server tells it from its first step on"
 
 
@@ -112,7 +114,12 @@ def never(why: str) -> Figure:
 
 
 def unless_own(attached: Attached, name: str, why: str) -> str:
-    """Why nothing says ``name``, which only kvtop's own servers do: ``why``, of others."""
+    """Why nothing says ``name``, which only kvtop's own servers do: ``why``, of others.
+
+    Of a server that has not answered yet nobody knows whether it reports it.
+    """
+    if attached.servers and not attached.engines and why in (NO_FREE, NO_REFS, NO_CAUSE, NOT_REPORTED):
+        return problem(attached, name)
     kinds = {server.kind for server in attached.servers.values()}
     is_broken = any(name in engine.last.broken for engine in attached.engines)
     return problem(attached, name) if is_broken else NO_STEP if kinds == {"kvtop"} else why
@@ -120,9 +127,13 @@ def unless_own(attached: Attached, name: str, why: str) -> str:
 
 def exact(found: Sum, attached: Attached, name: str) -> Reading:
     """A sum of what engines report as ``name``."""
-    return missing(problem(attached, name)) if found.value is None else truly(found.value, "exact", found.part)
+    if found.value is None:
+        return missing(found.problem or problem(attached, name))
+    return truly(found.value, "exact", found.part)
 
 
 def truly(value: float, truth: str, part: str) -> Reading:
     """``value`` with its truth: ``partial: 2 of 3 engines`` where some are not in it."""
+    if not math.isfinite(value):
+        return missing(NO_NUMBER)
     return Reading(value, f"partial: {part}" if part else truth, is_estimate=truth == "estimate")

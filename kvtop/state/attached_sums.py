@@ -6,6 +6,7 @@ A sum says where some engines, or whole servers, are not in it. What a server re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,16 +14,19 @@ from kvtop.engine.events import Histogram
 from kvtop.state.attached import WINDOW_NS, Attached, Engine, Occupancy, Server, growth, occupancy
 
 Read = Callable[[Engine, str], float | None]
+TOO_LARGE = "what engines report is too large to be added up"
 
 
 class Sum(NamedTuple):
-    """``values``: one for each name that was asked for, of the same engines; None: no engine has all of them.
+    """``values``: one for each name that was asked for, of the same engines; None: no engine has all of them, or
+    ``problem`` says why not.
 
     ``part``: of how many of the engines (or servers) it is: ``2 of 3 engines``; "": of all.
     """
 
     values: tuple[float, ...] | None
     part: str = ""
+    problem: str = ""
 
     @property
     def value(self) -> float | None:
@@ -57,7 +61,11 @@ def together(attached: Attached, names: tuple[str, ...], read: Read) -> Sum:
         found, count = _of_server(server, names, read)
         num_engines += count
         sums = [one + other for one, other in zip(sums, found, strict=True)]
-    return Sum(tuple(sums), part_of(attached, num_engines)) if num_engines else Sum(None)
+    if not num_engines:
+        return Sum(None)
+    if not all(map(math.isfinite, sums)):
+        return Sum(None, problem=TOO_LARGE)
+    return Sum(tuple(sums), part_of(attached, num_engines))
 
 
 def _of_server(server: Server, names: tuple[str, ...], read: Read) -> tuple[list[float], int]:
@@ -112,7 +120,10 @@ def used_share(attached: Attached) -> Sum:
     if len(engines) == 1 and (usage := engines[0].last.gauges.get("usage")) is not None:
         return Sum((usage,), servers_part(attached))
     found = used_blocks(attached)
-    return found if found.values is None else Sum((found.values[0] / found.values[2],), found.part)
+    if found.values is None:
+        return found
+    share = found.values[0] / found.values[2]
+    return Sum((share,), found.part) if math.isfinite(share) else Sum(None, problem=TOO_LARGE)
 
 
 def merged(attached: Attached, name: str, now_ns: int, span_ns: int = WINDOW_NS) -> Merged:
@@ -135,6 +146,8 @@ def merged(attached: Attached, name: str, now_ns: int, span_ns: int = WINDOW_NS)
         num_engines += len(server.engines) if of_server and is_whole else of_server
     if bounds is None:
         return Merged(None)
+    if not all(map(math.isfinite, counts)):
+        return Merged(None, TOO_LARGE)
     return Merged(Histogram(bounds, counts, None), part=part_of(attached, num_engines))
 
 

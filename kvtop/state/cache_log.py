@@ -72,18 +72,21 @@ class CacheLog:
     chain: tuple[str, int | None] = ("", None)  # rank and key of the block that was regretted last
     findable: dict[str, int] = field(default_factory=dict)  # live sequence -> blocks it could have found at admission
     loaded: dict[int, int] = field(default_factory=dict)  # block -> step it was filled from the host tier in
+    is_cut: bool = False  # of a moment in the past: all regrets up to then have been forgotten
 
     @property
     def regret_tokens(self) -> int:
-        """Recomputed because of evictions, in the run so far."""
+        """Recomputed because of evictions, in the run so far. Where ``is_cut``, nobody knows."""
         return self.regrets[-1].total if self.regrets else 0
 
     def until(self, step: int) -> CacheLog:
         """What was known when ``step`` ended, as far as it is kept. Which keys were ghosts then is not."""
         lookups, regrets = list(self.lookups), list(self.regrets)
+        kept = regrets[: bisect_right(regrets, step, key=lambda row: row.step)]
         return CacheLog(
             lookups=deque(lookups[: bisect_right(lookups, step, key=lambda row: row.step)], LOOKUPS_KEPT),
-            regrets=deque(regrets[: bisect_right(regrets, step, key=lambda row: row.step)], REGRETS_KEPT),
+            regrets=deque(kept, REGRETS_KEPT),
+            is_cut=not kept and len(regrets) == REGRETS_KEPT,
         )
 
     def lookup_of(self, seq_id: str) -> LookupRow | None:

@@ -200,7 +200,8 @@ _CACHE = (
     ),
     Number("cache.evictions", "evicted", "count", _total("evictions"),
            "idle blocks taken because no fresh one was left", _WHOLE_RUN),
-    Number("cache.regretted_tokens", "wanted again", "tokens", lambda s: s.cache.regret_tokens if s.pool else None,
+    Number("cache.regretted_tokens", "wanted again", "tokens",
+           lambda s: s.cache.regret_tokens if s.pool and not s.cache.is_cut else None,
            "tokens computed again because their block had been evicted", _WHOLE_RUN),
 )  # fmt: skip
 _LATENCY = (

@@ -106,7 +106,7 @@ class PrefixTree:
                 twin_of[block] = standing
         for block in new:
             parent = block_of.get(parent_key[block])  # type: ignore[arg-type]
-            if parent is None or waiting or block in twin_of:  # few of thousands
+            if parent is None or keys[block] in waiting or block in twin_of:  # few of thousands
                 if block not in twin_of:
                     self._hang(block)
                 continue

@@ -27,6 +27,13 @@ def status_of(state: RunState) -> str:
     return NO_ANSWER if has_failed else CONNECTING
 
 
+def is_simulated(state: RunState) -> bool:
+    """Whether times come from no real model: executors ``sim`` and ``null``, a manifest that says so, or a server."""
+    if state.attached is not None:
+        return any(engine.last.info.get("simulated") == "True" for engine in state.attached.engines)
+    return bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null")
+
+
 def told_elsewhere(state: RunState) -> dict[str, str]:
     """Why figures are missing, where a server or an endpoint says so itself -> what each of the figures says."""
     attached = state.attached

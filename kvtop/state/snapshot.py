@@ -8,7 +8,7 @@ from kvtop.state.attached_json import servers_json, streams_json, to_json
 from kvtop.state.findings import findings
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, read_all
-from kvtop.state.session_status import status_of, told_elsewhere
+from kvtop.state.session_status import is_simulated, status_of, told_elsewhere
 from kvtop.state.windows import holders, waiting_by_reason
 
 SCHEMA = 1
@@ -25,7 +25,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "schema": SCHEMA,
         "run_id": state.run_id,
         "status": status_of(state),
-        "simulated": bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null"),
+        "simulated": is_simulated(state),
         "step": state.step,
         "t_ns": state.t_ns,
         "run": {key: state.manifest.get(key) for key in _MANIFEST_KEYS},

@@ -10,12 +10,13 @@ from kvtop.state.attached_reading import Reading, no_events, range_text
 from kvtop.state.attached_sums import added_counter, servers_part
 from kvtop.state.model import RunState
 from kvtop.state.numbers import NUMBERS, PARTS, Number
+from kvtop.state.session_status import CONNECTING, is_simulated, status_of
 from kvtop.tui import glyphs
 from kvtop.tui.crowded import crowded, is_less, parts_of, value_style
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.text import clean, duration, fit_ends, measured, plural, short, whole
-from kvtop.tui.widgets.flow import flow
+from kvtop.tui.widgets.flow import counted
 from kvtop.tui.widgets.lines import Line, cut, width_of
 
 COLUMN = 38  # cells of a number with its truth
@@ -59,7 +60,7 @@ def number_lines(frame: Frame, title: str, names: tuple[str, ...], width: int, h
         out, gone = crowded(told_ones, gone, len(readings) - len(told_ones), width, height)
     else:
         by = {number.title: parts_of(reading) for number, reading in told_ones if reading.by}
-        out += flow([], by, width, height - len(out) - len(gone))[0]
+        out += counted([], by, width, height - len(out) - len(gone))
     if title in CHARTS and (room := height - len(out) - len(gone)) >= 1:
         out += _chart(state.attached, *CHARTS[title], width, min(room, 4))
     return [*out[: max(1, height - len(gone))], *gone][:height]
@@ -235,7 +236,7 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
 def source_note(state: RunState) -> Line:
     """For titles: what makes the figures less than they seem."""
     attached = state.attached
-    if attached is None:
+    if attached is None or status_of(state) == CONNECTING:  # the header says so
         return []
     if attached.is_stale(state.t_ns):
         age = attached.age_ns(state.t_ns)
@@ -253,6 +254,6 @@ def badge(state: RunState) -> Line:
     if attached is None:
         return []
     note = source_note(state)
-    simulated = ", simulated" if any(e.last.info.get("simulated") == "True" for e in attached.engines) else ""
-    what: Line = note or [(f"{plural(len(attached.engines), 'engine')}{simulated} ", "soft")]
-    return [(" ATTACHED ", "badge"), (" ", ""), *what, (" ", "")]
+    engines: Line = [(f"{plural(len(attached.engines), 'engine')} ", "soft")] if attached.engines else []
+    simulated: Line = [(" SIMULATED ", "badge"), (" ", "")] if is_simulated(state) else []
+    return [*simulated, (" ATTACHED ", "badge"), (" ", ""), *(note or engines), (" ", "")]

@@ -7,7 +7,7 @@ import re
 from kvtop.state.attached_reading import Reading, range_text
 from kvtop.state.numbers import Number
 from kvtop.tui.text import clean, measured, short
-from kvtop.tui.widgets.flow import add_where_it_fits, flow
+from kvtop.tui.widgets.flow import counted, flow
 from kvtop.tui.widgets.lines import Line
 
 
@@ -23,11 +23,7 @@ def crowded(
         lines, left = flow(*_sorted_out(figures, brief=False), width, height - len(gone))
         if not left:
             return lines, gone
-    lines, left = flow(*_sorted_out(some, brief=True), width, height)
-    for text, style, count in ((f"+{left} (e)", "faint", left), (f"n/a {num_gone} (e)", "warn", num_gone)):
-        if count:
-            add_where_it_fits(lines, [(text, style)], width)
-    return lines, []
+    return counted(*_sorted_out(some, brief=True), width, height, num_gone), []
 
 
 def _sorted_out(figures: list[tuple[Number, Reading]], brief: bool) -> tuple[list[Line], dict[str, list[Line]]]:

@@ -64,10 +64,5 @@ def is_virtual(state: RunState) -> bool:
     return state.manifest.get("clock") == "virtual"
 
 
-def is_simulated(state: RunState) -> bool:
-    """Whether times come from no real model: executors ``sim`` and ``null``, or a manifest that says so."""
-    return bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null")
-
-
 def has_ended(state: RunState) -> bool:
     return state.status in ("complete", "interrupted", "failed")

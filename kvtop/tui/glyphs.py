@@ -76,7 +76,7 @@ def bar_chart(values: list[float], width: int, height: int = 1, top: float | Non
     values = values[-width:] if width > 0 else []
     peak = max(values, default=0.0) if top is None else top
     steps = 8 * height
-    levels = [0 if v <= 0 or peak <= 0 else max(1, min(steps, round(v / peak * steps))) for v in values]
+    levels = [0 if v <= 0 or peak <= 0 else max(1, round(min(1.0, v / peak) * steps)) for v in values]
     pad = " " * (width - len(levels))
     ladder = BARS[0] * steps + BARS + BARS[8] * steps  # of a row, by the level: nothing, eighths, all
     return [pad + "".join([ladder[level + steps - 8 * row] for level in levels]) for row in range(height - 1, -1, -1)]

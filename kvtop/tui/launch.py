@@ -58,8 +58,9 @@ def run_app(
 
 
 def stop_session(session: Session) -> None:
-    """End the session; say so when it takes a while (the engine ends the step it is in)."""
-    notice = threading.Timer(0.5, lambda: print("kvtop: stopping the engine ...", file=sys.stderr))
+    """End the session; say so when it takes a while (the engine ends the step it is in; a recording is written)."""
+    what = "stopping the engine ..." if getattr(session, "has_engine", True) else "stopping ..."
+    notice = threading.Timer(0.5, lambda: print(f"kvtop: {what}", file=sys.stderr))
     notice.daemon = True
     notice.start()
     try:

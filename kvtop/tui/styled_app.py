@@ -12,7 +12,7 @@ from kvtop.tui.theme import themes
 
 
 class StyledApp(App[None]):
-    """An application in one of the project's themes; with NO_COLOR always in the one without colours.
+    """An application in one of the project's themes; with NO_COLOR it begins in the one without colours.
 
     Textual reads the styles of all widgets anew for every theme that is set, the one it begins with included, and for
     every screen that brings its own: four times until the first paint.
@@ -28,7 +28,10 @@ class StyledApp(App[None]):
         self._read_for = self.theme  # nothing has been read yet, and what is will be in this theme
 
     def refresh_css(self, animate: bool = True) -> None:
-        """Textual asks for it once for each theme that has been set; styles in the present one are left as they are."""
+        """Textual asks for it once for each theme that has been set; styles in the present one are left as they are.
+
+        It asks for it too when the colours of its ANSI themes are changed, which nothing here does.
+        """
         if self._read_for != self.theme:
             self._read_for = self.theme
             super().refresh_css(animate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 
@@ -72,14 +73,17 @@ def removed(*hashes: int, **more: object) -> dict[str, object]:
 
 
 def count_looks_as_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``kvtop attach --seconds N`` ends after N looks at servers, however long they take."""
-    num_looks, poll = 0, AttachSession.poll
+    """``kvtop attach --seconds N`` ends after N looks at each server, however long they take."""
+    looks, poll = Counter[str](), AttachSession.poll
 
     def counted(self: AttachSession, timeout_s: float = 0.0) -> list[Event]:
-        nonlocal num_looks
+        looks.update({address.shown: 0 for address in self.spec.servers})
         events = poll(self, timeout_s)
-        num_looks += sum(isinstance(event, Sample) for event in events)
+        looks.update(event.server for event in events if isinstance(event, Sample))
         return events
 
+    def least() -> float:
+        return float(min(looks.values(), default=0))
+
     monkeypatch.setattr(AttachSession, "poll", counted)
-    monkeypatch.setattr("kvtop.cli.attach.time", SimpleNamespace(monotonic=lambda: float(num_looks)))
+    monkeypatch.setattr("kvtop.cli.attach.time", SimpleNamespace(monotonic=least))

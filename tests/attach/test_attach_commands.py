@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from attach_helpers import sample, stored
+from attach_helpers import count_looks_as_seconds, sample, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach.address import is_address
@@ -76,7 +76,7 @@ def test_doctor_names_what_is_missing_and_the_flag_that_gives_it(capsys: pytest.
     ("answer", "word"),
     [
         (Answer(b"<html>"), "HTML, not Prometheus text"),
-        (Answer(b"node_load1 1\n"), "none of vLLM or SGLang"),
+        (Answer(b"node_load1 1\n"), "none of vLLM, SGLang or kvtop"),
         (Answer(b"", status=401), "needs --api-key"),
     ],
 )
@@ -129,19 +129,25 @@ def test_once_of_nobody_fails_and_says_why_once(capsys: pytest.CaptureFixture[st
     assert found["numbers"]["queue.running"]["missing"] == "no answer"
 
 
-def test_once_of_one_server_that_answers_says_what_is_wrong_with_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_of_one_server_that_answers_says_what_is_wrong_with_the_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
     with FakeMetrics(Answer(WHOLE)) as fake:
         assert main(["once", fake.url, "--interval", "0.05"]) == 0
         said = capsys.readouterr().out
         assert re.search(r"^status +running$", said, re.M)
         assert re.search(rf"^{fake.url} +vllm, answers$", said, re.M)
-        assert main(["attach", fake.url, "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.5"]) == 0
+        assert main(["attach", fake.url, "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "2"]) == 0
     assert "http://127.0.0.1:1: unreachable: connection refused" in capsys.readouterr().out
 
 
-def test_a_recording_of_nobody_and_one_of_events_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_of_nobody_and_one_of_events_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`once` of a recording ends as `once` of the servers did."""
-    words = ["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3", "--record", str(tmp_path / "a")]
+    count_looks_as_seconds(monkeypatch)
+    words = ["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "2", "--record", str(tmp_path / "a")]
     assert main(words) == 1
     assert main(["once", str(tmp_path / "a"), "--json"]) == 1
     assert '"status": "complete"' in capsys.readouterr().out
@@ -149,8 +155,11 @@ def test_a_recording_of_nobody_and_one_of_events_alone(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("command", ["once", "attach", "doctor"])
-def test_host_and_port_mean_the_server_in_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    more = {"once": ["--interval", "0.05"], "attach": ["--interval", "0.05", "--seconds", "0.5"], "doctor": []}[command]
+def test_host_and_port_mean_the_server_in_every_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
+    more = {"once": ["--interval", "0.05"], "attach": ["--interval", "0.05", "--seconds", "2"], "doctor": []}[command]
     with FakeMetrics(Answer(WHOLE)) as fake:
         code = main([command, fake.url.removeprefix("http://"), *more])
     assert code == (1 if command == "doctor" else 0)  # it misses the events
@@ -189,17 +198,23 @@ def test_an_address_looks_like_one(text: str, is_one: bool) -> None:
     assert is_address(text) is is_one
 
 
-def test_a_server_that_never_answered_is_named_once_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "0.3"]) == 1
+def test_a_server_that_never_answered_is_named_once_on_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
+    assert main(["attach", "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "2"]) == 1
     said = capsys.readouterr()
     assert said.out.count("unreachable: connection refused") == 1
-    assert said.err == "kvtop: no server has answered\n"
+    assert said.err == "kvtop: no server has answered, and no KV event has come\n"
 
 
-def test_attach_without_a_terminal_prints_lines_and_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_without_a_terminal_prints_lines_and_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
     run = tmp_path / "run"
     with FakeMetrics(Answer(WHOLE)) as fake:
-        words = ["attach", fake.url, "--interval", "0.05", "--seconds", "0.4", "--record", str(run)]
+        words = ["attach", fake.url, "--interval", "0.05", "--seconds", "2", "--record", str(run)]
         assert main(words) == 0
     assert "prefix hits 39.6 %" in capsys.readouterr().out
     assert main(["once", str(run), "--json", "--step", "1"]) == 0

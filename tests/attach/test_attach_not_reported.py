@@ -28,7 +28,7 @@ FLAGS = ("--kv-events", "--kv-events-config")
 def test_no_panel_of_an_engine_of_our_own_is_shown_whoever_answers(key: str, events: list[Event]) -> None:
     text = seen(events, key, size=(120, 40), manifest=NAMED)
     assert "ATTACHED" in text
-    assert "no answer" in text
+    assert ("no answer" if events else "connecting") in text
     for words in EMBEDDED:
         assert words not in text, words
 
@@ -90,3 +90,23 @@ def test_an_empty_cache_that_events_tell_of_is_no_missing_report() -> None:
     assert "nothing that was evicted has been wanted again" in text
     state = folded([RunStarted(run_id="x", manifest=LISTENING), *heard])
     assert read_number(state, "pool.cached_blocks").value == 0
+
+
+@pytest.mark.parametrize("key", ["1", "8"])
+def test_before_the_first_answer_the_header_says_one_thing(key: str) -> None:
+    header = "".join(seen([], key, size=(160, 40), manifest=NAMED).splitlines()[:3])  # with a panel's title
+    assert "connecting" in header
+    assert "no answer" not in header
+    assert "0 engines" not in header
+    dead = "".join(seen(DEAD, key, size=(160, 40), manifest=NAMED).splitlines()[:3])
+    assert "no answer" in dead
+    assert "connecting" not in dead
+
+
+@pytest.mark.parametrize("name", [
+    "pool.shared_blocks", "pool.idle_blocks", "pool.token_fill", "run.copies", "cache.missed_evicted",
+])  # fmt: skip
+def test_of_a_server_that_never_answered_nobody_says_what_it_reports(name: str) -> None:
+    for events, why in (([], "no answer yet"), (DEAD, "unreachable: connection refused")):
+        state = folded([RunStarted(run_id="x", manifest={**NAMED, "servers": [SERVER]}), *events])
+        assert read_number(state, name).missing == why

@@ -196,12 +196,16 @@ def test_the_overview_shows_them(size: tuple[int, int]) -> None:
     """Whatever is not 0 of the pool's states, waste, sharing, causes of misses and evictions."""
     text = " ".join(seen(looks(), size=size, manifest=NAMED).replace("missed: ", "").split())
     state = looked()
-    assert ", simulated" in text
+    assert "SIMULATED ATTACHED" in text
     for name in ("pool.used_blocks", "pool.idle_blocks", "pool.fresh_blocks", "pool.shared_blocks"):
         assert re.search(rf"\b{NUMBERS[name].title} {moments()[1].numbers[name]}\b", text), name
     waste = moments()[1].numbers["pool.tail_waste_slots"]
     assert re.search(rf"tail waste {waste:,} slots", text)
-    assert re.search(rf"evicted {moments()[1].numbers['cache.evictions']:,}\b", text)
+    evicted = rf"evicted {moments()[1].numbers['cache.evictions']:,}\b"
+    # The smallest has not room for all, and says of how many it has none; why matches ended comes first.
+    assert re.search(
+        evicted if size != (80, 24) else r"never seen .* last block .*\+\d \(e\)|\+\d \(e\).* never seen", text
+    )
     for reason in ("never_seen", "evicted", "last_token"):
         share = read_number(state, f"cache.missed_{reason}").value
         assert isinstance(share, float)

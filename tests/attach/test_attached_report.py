@@ -26,6 +26,7 @@ from kvtop.state.attached_reading import NO_KV
 from kvtop.tui.feed import time_of
 
 NS = 1_000_000_000
+LIMIT_S = 100.0
 
 
 def recording(path: Path, events: list[Event], *, end: bool = True, **manifest: object) -> Path:
@@ -37,7 +38,7 @@ def recording(path: Path, events: list[Event], *, end: bool = True, **manifest: 
     recorder = Recorder(path, known)
     last = [RunEnded(t_ns=max(time_of(event) for event in events), status="complete")] if end else []
     recorder.write([RunStarted(run_id="x", manifest=known), *events, *last], {})
-    recorder.close()
+    assert recorder.close(LIMIT_S) == ""
     return path
 
 
@@ -316,7 +317,7 @@ def test_news_are_counted_further_than_they_are_listed(tmp_path: Path, monkeypat
 
 
 def test_a_recording_without_a_start_cannot_be_reported(tmp_path: Path) -> None:
-    Recorder(tmp_path / "run", {"run_id": "x", "executor": "attached"}).close()
+    Recorder(tmp_path / "run", {"run_id": "x", "executor": "attached"}).close(LIMIT_S)
     with pytest.raises(UsageError, match="breaks off before its first look"):
         observe(tmp_path / "run")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import socket
 import threading
 import time
@@ -12,14 +13,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from attach_helpers import attached, count_looks_as_seconds, folded, gauge, sample
+from attach_helpers import attached, count_looks_as_seconds, folded, gauge, histogram, sample
+from attach_tui import seen
 from fake_server import Answer, FakeMetrics, recorded_metrics
+from test_attached_report import page_of, recording
 
 from kvtop.attach import scrape
 from kvtop.attach.address import address_of
+from kvtop.attach.metric_names import COUNTERS, GAUGES, HISTOGRAMS, LABELS
+from kvtop.attach.names import TOO_LARGE
 from kvtop.attach.scrape import Scraper, cause_of
 from kvtop.attach.tokenize import NoTokens, tokens_by_server
 from kvtop.cli.main import main
+from kvtop.engine.events import Event
+from kvtop.state.attached_numbers import read_number
+from kvtop.state.attached_sums import TOO_LARGE as TOO_LARGE_TOGETHER
+from kvtop.state.numbers import NUMBERS
 
 WHOLE = recorded_metrics()[-1][1].encode()
 LIMIT_S = 100.0
@@ -199,3 +208,75 @@ def test_a_key_with_a_line_break_is_never_shown(
 
 def test_the_cause_of_what_cannot_be_sent_is_not_quoted() -> None:
     assert "s3cret" not in cause_of(ValueError("Invalid header value b'Bearer s3cret'"), 1.0)
+
+
+STATES = ("used", "idle", "fresh", "in_transfer")
+
+
+def no_blocks(usage: str = "") -> str:
+    return "".join(gauge("kvtop_blocks", 0, engine="0", state=state) for state in STATES) + usage
+
+
+def survives(events: list[Event], tmp_path: Path) -> None:
+    """Every number is a number or missing, and screen, JSON and report are there."""
+    state = folded(events)
+    for name in NUMBERS:
+        value = read_number(state, name).value
+        assert value is None or isinstance(value, str) or math.isfinite(value), name
+    for key in "128":
+        assert "ATTACHED" in seen(events, key)
+    run = recording(tmp_path / "run", events)
+    assert main(["once", str(run), "--json"]) == main(["once", str(run)]) == 0
+    assert page_of(run)
+
+
+def test_a_page_on_which_no_block_is_in_any_state_ends_nothing(tmp_path: Path) -> None:
+    events: list[Event] = [sample(look, no_blocks(gauge("kvtop_run_info", 1))) for look in (1, 2)]
+    assert read_number(folded(events), "pool.used_share").value is None
+    survives(events, tmp_path)
+    size = gauge("vllm:cache_config_info", 1, engine="0", num_gpu_blocks="100", block_size="16")
+    usage = gauge("vllm:kv_cache_usage_perc", 0.25, engine="0") + gauge("kvtop_run_info", 1)
+    assert read_number(folded([sample(1, no_blocks(size + usage))]), "pool.used_blocks").value == 25
+
+
+def huge(*engines: str, times: int, value: str = "1e308") -> str:
+    """Each metric of ``engines`` in so many series of ``value``; counters with the others."""
+    text = gauge("kvtop_run_info", 1)
+    for engine in engines:
+        for n in map(str, range(times)):
+            for name in sorted({name for table in (GAUGES, COUNTERS) for row in table.values() for name in row}):
+                labels = STATES if name == "kvtop_blocks" else ("prefill",)
+                if name.startswith(("vllm:", "kvtop_")):
+                    for label in labels:
+                        text += gauge(name, value, engine=engine, n=n, **{LABELS.get(name, "of"): label})
+            for names in HISTOGRAMS.values():
+                text += histogram(names[0], {"1": 0, "+Inf": value}, engine=engine, n=n)  # type: ignore[dict-item]
+        text += gauge("vllm:cache_config_info", 1, engine=engine, num_gpu_blocks="100", block_size="16")
+    return text
+
+
+@pytest.mark.parametrize(("engines", "times"), [("0", 1), ("0", 2), ("01", 1)])
+def test_figures_whose_sum_is_too_large_end_nothing(engines: str, times: int, tmp_path: Path) -> None:
+    pages = [huge(*engines, times=times, value=value) for value in ("0", "1e308")]
+    events: list[Event] = [sample(look, text) for look, text in enumerate(pages, 1)]
+    survives(events, tmp_path)
+    shared = read_number(folded(events), "pool.shared_blocks")
+    assert (shared.value is not None) == (engines == "0" and times == 1)
+    assert shared.missing == (
+        f"the server says {TOO_LARGE}" if times > 1 else TOO_LARGE_TOGETHER if engines == "01" else ""
+    )
+
+
+def test_a_share_or_a_pool_that_cannot_be_ends_nothing() -> None:
+    """Of vLLM the size of the pool is told from the share; pools of -1 and 1 block together are none."""
+    size = gauge("vllm:cache_config_info", 1, engine="0", num_gpu_blocks="100", block_size="16")
+    state = folded([sample(1, size + gauge("vllm:kv_cache_usage_perc", "1e308", engine="0"))])
+    assert read_number(state, "pool.num_blocks").value in (99, 100)
+    text = gauge("sglang:page_size", 1)
+    for rank, tokens in (("0", -1), ("1", 1)):
+        text += gauge("sglang:token_usage", 1, dp_rank=rank) + gauge(
+            "sglang:max_total_num_tokens", tokens, dp_rank=rank
+        )
+        text += gauge("sglang:page_size", 1, dp_rank=rank)
+    share = read_number(folded([sample(1, text)]), "pool.used_share")
+    assert share[:2] == (1, "partial: 1 of 2 engines")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from attach_helpers import attached, folded, gauge, histogram, sample
 
 from kvtop.attach.metric_names import COUNTERS, GAUGES, LABELS, spelled
@@ -9,6 +10,8 @@ from kvtop.engine.events import EngineSample
 from kvtop.state.attached import block_size, capacity
 from kvtop.state.attached_numbers import read_number
 from kvtop.state.attached_sums import added_counter, added_gauge, used_share
+from kvtop.state.numbers import NUMBERS
+from kvtop.tui.meaning import meaning
 
 
 def engines(text: str) -> list[EngineSample]:
@@ -172,3 +175,23 @@ def test_every_metric_of_kvtops_that_is_read_is_one_that_it_exports() -> None:
     exported = {metric.name for metric in METRICS}
     read = {name for table in (GAUGES, COUNTERS) for names in table.values() for name in names}
     assert {name for name in read if name.startswith("kvtop_")} <= exported
+
+
+@pytest.mark.parametrize(
+    ("says", "size"),
+    [
+        (gauge("sglang:cache_config_info", 1, page_size="64", num_pages="100"),
+         "sglang:cache_config_info or sglang:num_pages"),
+        (gauge("sglang:page_size", 64) + gauge("sglang:num_pages", 100),
+         "sglang:cache_config_info or sglang:num_pages"),
+        (gauge("sglang:cache_config_info", 1, page_size="64") + gauge("sglang:max_total_num_tokens", 6400),
+         "sglang:max_total_num_tokens"),
+    ],
+)  # fmt: skip
+def test_e_names_the_metrics_that_tell_sglangs_pool(says: str, size: str) -> None:
+    state = folded([sample(1, gauge("sglang:token_usage", 0.25, model_name="m") + says)])
+    values = {"pool.num_blocks": 100, "pool.used_blocks": 25, "runway.reclaimable_blocks": 75}
+    assert {name: read_number(state, name).value for name in values} == values
+    assert meaning(state, NUMBERS["pool.num_blocks"])[1] == f"exact, {size}"
+    for name in ("pool.used_blocks", "runway.reclaimable_blocks"):
+        assert meaning(state, NUMBERS[name])[1] == f"exact, sglang:token_usage and {size}"

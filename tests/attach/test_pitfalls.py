@@ -188,7 +188,11 @@ def test_a_server_that_hangs_does_not_hold_the_terminal() -> None:
         words = ["attach", slow.url, "--timeout", "600", "--kv-events", publisher.endpoint]
         screen = PseudoTerminal([sys.executable, "-m", "kvtop", *words])
         try:
-            screen.wait_for("no answer")
+            screen.wait_for("connecting", "ATTACHED")
+            deadline = time.monotonic() + LIMIT_S
+            while not slow.in_flight:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             screen.press(b"q")
             began = time.monotonic()
             assert screen.wait() == 0

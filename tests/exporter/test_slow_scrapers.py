@@ -24,7 +24,7 @@ def serve(text: str = "up 1\n") -> MetricsServer:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics, "REQUEST_S", 2.0)
     served = serve()
     yield served
     served.close()
@@ -70,7 +70,7 @@ def until_free(served: MetricsServer, method: str = "GET") -> None:
 
 
 def test_a_client_that_takes_nothing_of_its_answer_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics, "REQUEST_S", 2.0)
     monkeypatch.setattr(metrics, "MAX_CONNECTIONS", 1)
     served = serve("x" * 50_000_000)  # more than any buffer on the way takes
     with socket.socket() as client:

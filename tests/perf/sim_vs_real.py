@@ -1,12 +1,12 @@
 """This machine against its simulation: calibrate on one workload, predict others.
 
-    python tests/perf/sim_vs_real.py [--rounds 3] [--model default] [--threads N] [--keep DIR]
+    python tests/perf/sim_vs_real.py [--rounds 3] [--predict closed-users] [--model default] [--threads N] [--keep DIR]
 
 Each round runs the workload made for calibration, then the predicted ones, with the real model (torch) in real time:
 what else happens on the machine meanwhile happens to all. Then the constants are fitted to the steps of the calibration
-runs, and the predicted workloads are run once more, simulated. Compared are their statistics with the mean of the real
-runs'. The spread is that between the rounds: where it is wide, the machine was not quiet, and no prediction could be
-better. Exit code 1: a difference above 10 %.
+runs, and the predicted workloads are run once more, simulated. Compared are their statistics with the median of the
+real runs': one that another program has disturbed is left out by that. The spread is that between the rounds: where it
+is wide, the machine was not quiet, and no prediction could be better. Exit code 1: a difference above 10 %.
 
 Predicted are an open loop of a recorded trace, whose requests mostly run alone, and users in a closed loop behind one
 system prompt, who run together: there the throughput follows from what steps cost.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import mean
+from statistics import median
 
 from kvtop.analysis.measures import MEASURES
 from kvtop.analysis.summary import RunSummary, load_run
@@ -66,7 +66,7 @@ def compare(name: str, real: list[dict[str, float]], simulated: dict[str, float]
     worst = 0.0
     for key in COMPARED:
         each = [run[key] for run in real]
-        middle = mean(each)
+        middle = median(each)
         off = simulated[key] / middle - 1
         worst = max(worst, abs(off))
         unit, scale = ("ms", 1e6) if key.endswith("_ns") else ("/s", 1.0)
@@ -79,6 +79,7 @@ def compare(name: str, real: list[dict[str, float]], simulated: dict[str, float]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--predict", action="append", choices=PREDICTED, help="only this workload (default: all)")
     parser.add_argument("--model", default="default")
     parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS (default: as it is)")
     parser.add_argument("--keep", type=Path, help="keep the runs there")
@@ -88,16 +89,17 @@ def main() -> int:
         folder = args.keep or Path(temp)
         model = ("-m", args.model)
         measured: list[Path] = []
-        real: dict[str, list[Path]] = {name: [] for name in PREDICTED}
+        predicted = {name: words for name, words in PREDICTED.items() if name in (args.predict or PREDICTED)}
+        real: dict[str, list[Path]] = {name: [] for name in predicted}
         for index in range(args.rounds):
             measured.append(bench(folder / f"calibration-{index}", *CALIBRATION, *model, env=env))
-            for name, words in PREDICTED.items():
+            for name, words in predicted.items():
                 real[name].append(bench(folder / f"{name}-{index}", *words, *model, env=env))
             print(f"round {index + 1} of {args.rounds} measured", file=sys.stderr)
         cost = folder / "cost.json"
         print(kvtop("calibrate", *map(str, measured), "-o", str(cost), env=env))
         worst = 0.0
-        for name, words in PREDICTED.items():
+        for name, words in predicted.items():
             sim = bench(folder / f"{name}-sim", *words, "--executor", "sim", "--cost-model", str(cost), env=env)
             off = compare(name, [values(load_run(run)) for run in real[name]], values(load_run(sim)))
             worst = max(worst, off)

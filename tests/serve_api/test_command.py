@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
+from loopback import free_port  # pyright: ignore[reportMissingImports]
 
 from kvtop.cli.main import main
 
@@ -23,8 +25,24 @@ COMMAND = [sys.executable, "-m", "kvtop", "serve-api", "--executor", "null", "--
 BODY = {"prompt": [1, 2, 3], "max_tokens": 5}
 
 
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Not waited for for ever where a test fails before its end."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def is_healthy(port: int) -> bool:
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx2.TransportError:  # nobody listens there yet
+        return False
+
+
 def test_it_says_where_it_serves_and_ends_with_0_when_it_is_told_to() -> None:
-    with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, "--port", "0"], stderr=subprocess.PIPE, text=True) as process, killed(process):
         assert process.stderr is not None
         told = ""
         while (url := re.search(r"http://127\.0\.0\.1:\d+/v1", told)) is None:
@@ -33,22 +51,21 @@ def test_it_says_where_it_serves_and_ends_with_0_when_it_is_told_to() -> None:
             told += line
         assert httpx2.post(f"{url[0]}/completions", json=BODY).json()["usage"]["completion_tokens"] == 5
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         told += process.stderr.read()
         assert "there is no tokenizer" in told
         assert "serving no model (executor null) as none at http" in told
 
 
 def test_the_screen_shows_what_clients_do_and_gives_the_terminal_back() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     terminal = PseudoTerminal([*COMMAND, "--port", str(port), "--tui"])
     try:
         terminal.wait_for("64")
-        deadline_s = time.monotonic() + 20
-        while httpx2.get(f"http://127.0.0.1:{port}/health").status_code != 200:
+        deadline_s = time.monotonic() + 60
+        while not is_healthy(port):
             assert time.monotonic() < deadline_s
+            time.sleep(0.05)
         answer = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=BODY | {"max_tokens": 40}).json()
         assert answer["usage"]["completion_tokens"] == 40
         terminal.wait_for("step 39")  # the first one is 0

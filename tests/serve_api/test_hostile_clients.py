@@ -130,7 +130,7 @@ def test_clients_that_are_gone_at_once_leave_nothing() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         _post_raw(served, [_request(bodies[0], length=5000)], reset=True)  # in the middle of its body
         assert served.post("/v1/completions", PROMPT).status_code == 200
         served.assert_empty(2000)

@@ -170,13 +170,13 @@ def test_more_requests_than_the_most_at_a_time_are_told_to_come_back() -> None:
 
 
 def test_stopping_lets_answers_become_complete() -> None:
-    with serving(drain_s=20) as served:
+    with serving(drain_s=60) as served:
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(_stream_lines(served, PROMPT | {"max_tokens": 3000})))
         reader.start()
-        served.until("vllm:num_requests_running", 1)
+        served.until_at_least("vllm:generation_tokens_total", 1)
         assert served.end().status == "interrupted"
-        reader.join(20)
+        reader.join(60)
         assert lines[-1] == "data: [DONE]"
         assert sum('"text"' in line for line in lines) == 3000
 
@@ -189,17 +189,19 @@ def test_answers_that_are_cut_off_say_so() -> None:
         thread = threading.Thread(target=lambda: results.append(served.post("/v1/completions", PROMPT)))
         thread.start()
         served.until("kvtop_requests_waiting", 1, reason="not_looked_at")
-        served.events += served.session.poll(1)
-        ids = [event.request_id for event in served.events if isinstance(event, RequestEvent)]
+        ids: list[str] = []
+        while not ids:
+            served.events += served.session.poll(1)
+            ids = [event.request_id for event in served.events if isinstance(event, RequestEvent)]
         served.session.send(Abort(ids[0]))
-        thread.join(20)
+        thread.join(60)
         assert (results[0].status_code, error(results[0])["code"]) == (503, "aborted")
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(_stream_lines(served, PROMPT)))
         reader.start()
         served.until("kvtop_requests_waiting", 1, reason="not_looked_at")
         assert served.end().status == "interrupted"
-        reader.join(20)
+        reader.join(60)
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
 
@@ -218,7 +220,7 @@ def test_an_engine_that_dies_ends_what_was_asked() -> None:
         served.until("kvtop_requests_waiting", 1, reason="not_looked_at")
         assert served.session.pid is not None
         os.kill(served.session.pid, signal.SIGKILL)
-        thread.join(20)
+        thread.join(60)
         assert results[0].status_code == 500
         assert "the engine has stopped" in error(results[0])["message"]
         end = served.end()

@@ -128,6 +128,16 @@ def test_regrets_of_one_prefix_are_added_up_over_the_requests_that_wanted_it():
     assert (second.key, second.tokens, second.times) == (300, 16, 1)
 
 
+def test_of_a_moment_whose_regrets_are_all_forgotten_their_sum_is_not_known():
+    log = cache_log.CacheLog()
+    for step in range(cache_log.REGRETS_KEPT + 10):
+        log.regrets.append(regret(step, "a", 16, step, 16 * (step + 1)))
+    assert log.until(9).is_cut  # ten of them there were, and 160 tokens
+    assert not log.until(10).is_cut
+    assert log.until(10).regret_tokens == 16 * 11
+    assert not cache_log.CacheLog().until(9).is_cut  # nothing was forgotten: there were none
+
+
 def row(name: str, reason: str, key: int, parent: int | None) -> LookupRow:
     return LookupRow(1, 1, name, "", 100, 16, reason, "", key, parent, None)
 

@@ -75,6 +75,22 @@ async def test_a_key_waits_for_a_few_short_folds_and_no_long_one(monkeypatch):
             assert max(busy.folds[1:]) < 1.5 * app_module.KEY_SLICE_S < min(busy.rests[1:], default=math.inf), key
 
 
+async def test_a_key_that_changes_no_screen_is_waited_for_too(monkeypatch):
+    monkeypatch.setattr(app_module, "KEY_WINDOW_S", math.inf)
+    busy = Busy(monkeypatch)
+    async with asyncio.timeout(LIMIT_S), busy.app.run_test(size=(120, 40)) as pilot:
+        await busy.begun(pilot)
+        busy.app._input_s = -math.inf  # as if nobody had pressed anything: the first frame was a while ago
+        busy.folds.clear()
+        while not busy.folds or busy.folds[-1] < 1.5 * app_module.KEY_SLICE_S:
+            await pilot.pause(0.005)
+        await pilot.press("down")
+        busy.folds.clear()
+        while len(busy.folds) < 3:
+            await pilot.pause(0.005)
+        assert max(busy.folds[1:]) < 1.5 * app_module.KEY_SLICE_S
+
+
 async def test_folding_goes_on_under_a_key_that_is_held_down(monkeypatch):
     monkeypatch.setattr(app_module, "KEY_WINDOW_S", math.inf)  # of a machine on which keys come slowly
     busy = Busy(monkeypatch)

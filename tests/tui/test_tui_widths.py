@@ -151,6 +151,18 @@ async def test_overview_of_the_smallest_size_has_what_matters_most():
             assert re.search(needed, text), (needed, text)
 
 
+async def test_what_m_says_hides_no_other_message(monkeypatch):
+    monkeypatch.setattr(frame_screen, "toggle_mouse", lambda app: True)
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await settled(pilot)
+        app.notify("an error that nobody has read yet", timeout=60, severity="error")
+        await go(pilot, "M", "M")
+        text = screen_text(app)
+        assert "an error that nobody has read yet" in text
+        assert text.count("the mouse is kvtop's again") == 1
+
+
 @pytest.mark.parametrize("is_ours", [True, False, None])
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40)])
 async def test_what_m_says_takes_the_place_of_the_keys_alone(monkeypatch, size, is_ours):

@@ -228,6 +228,6 @@ fault of one of them."""
         total = f"{whole(found.num_blocks or 0)} blocks, {format_bytes(found.engine_bytes * (found.num_blocks or 0))}"
         out: list[Line] = [[("the engine  ", "soft"), (f"{whole(found.engine_bytes)} B a block  {total}", "text")]]
         if found.calculated_bytes is None:
-            return [*out, [(clean(found.why_not), "soft")]]
+            return [*out, *([(part, "soft")] for part in wrap(clean(found.why_not), width))][:height]
         verdict = ("agrees", "good") if found.agrees else ("differs", "bad")
         return [*out, [("calculator  ", "soft"), (f"{whole(found.calculated_bytes)} B a block  ", "text"), verdict]]

@@ -49,5 +49,7 @@ class FrameScreen(Screen[None]):
             False: "the mouse is the terminal's now; M takes it back",
             None: "this terminal's mouse cannot be turned off here",
         }
-        self.app.clear_notifications()  # one row, however often it is pressed
+        said = set(told.values())
+        for standing in [message for message in self.app._notifications if message.message in said]:
+            self.app._unnotify(standing, refresh=False)  # one row, however often it is pressed
         self.notify(told[toggle_mouse(self.app)], timeout=3)

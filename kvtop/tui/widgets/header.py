@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtop.state.model import RunState
-from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE, status_of
+from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE, is_simulated, status_of
 from kvtop.state.windows import since_step_ns
 from kvtop.tui.attached import badge
-from kvtop.tui.frame import Frame, has_ended, is_simulated, is_virtual
+from kvtop.tui.frame import Frame, has_ended, is_virtual
 from kvtop.tui.text import clean, clock, duration, whole
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 from kvtop.tui.words import STATUS
