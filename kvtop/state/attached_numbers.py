@@ -6,7 +6,7 @@ from kvtop.state.attached import Attached, Engine, capacity, occupancy, rate
 from kvtop.state.attached_own import OWN, parts
 from kvtop.state.attached_reading import (
     NO_GROWTH,
-    NO_REFS,
+    NOT_REPORTED,
     TWO_LOOKS,
     TWO_USAGES,
     Figure,
@@ -58,7 +58,7 @@ def read_number(state: RunState, name: str) -> Reading:
 
 def figure(name: str) -> Figure:
     """How number ``name`` is read; one that no server reports says so."""
-    return FIGURES.get(name, never(NO_REFS))
+    return FIGURES.get(name, never(NOT_REPORTED))
 
 
 def _gauge(name: str) -> Figure:
