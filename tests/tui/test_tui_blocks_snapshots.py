@@ -86,7 +86,9 @@ async def test_with_a_request_chosen(check_picture, key):
 async def test_large(check_picture, name, keys):
     async def before(pilot):
         await settled(pilot)
-        await go(pilot, *keys, "pagedown")
+        await go(pilot, *keys)
+        await settled(pilot)  # a page is as long as the map that is shown by then
+        await go(pilot, "pagedown")
 
     check_picture(await shot(app_with(large()), (200, 50), before), f"more/large-{name}")
 
