@@ -23,7 +23,7 @@ from kvtop.tui.commands import KvtopCommands, ask, change
 from kvtop.tui.device_watch import DeviceWatch
 from kvtop.tui.feed import FOLD_BUDGET_S, Feed, Session
 from kvtop.tui.frame import Frame, Sharing, has_ended
-from kvtop.tui.pace import Pace
+from kvtop.tui.pace import ATTENDED_S, Pace, shares_cores
 from kvtop.tui.screens import SCREENS, ScreenEntry, entry_for, entry_named
 from kvtop.tui.screens.base import PanelScreen
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, TextDialog
@@ -153,6 +153,7 @@ class KvtopApp(StyledApp):
         self._fold_slice()
         self.feed.follow_clock()
         self._play()
+        self.pace.yields = shares_cores(self.session, self.state) and time.monotonic() - self._input_s >= ATTENDED_S
         if self.pace.is_due:
             self._show()
         self._tell_end()

@@ -11,23 +11,32 @@ if TYPE_CHECKING:
     from textual.driver import Driver
     from textual.screen import Screen
 
+    from kvtop.state.model import RunState
+    from kvtop.tui.feed import Session
+
 MOST_BYTES_S = 250_000  # what a slow line carries, over ssh for instance
 LONGEST_REST_S = 1.0  # a machine that was held up once is not held up twice
 LOST_S = 1.0  # a frame that nothing is heard of for so long is waited for no more
+# An engine that computes on the cores that draw: every second frame of ``--hz 4`` is left to it, as over a slow line.
+YIELD_S = 0.4
+ATTENDED_S = 5.0  # whoever has pressed something follows what it does for so long
 
 
 class Pace:
     """A frame waits until the line has carried the one before, and rests as long as that took to draw.
 
-    Keys and the mouse do not ask: what they change is shown at once. ``written``: bytes given to the terminal so far.
+    ``yields``: frames are at least ``YIELD_S`` apart, because others want the cores that draw. Keys and the mouse do
+    not ask: what they change is shown at once. ``written``: bytes given to the terminal so far.
     """
 
     def __init__(self) -> None:
         self.clock: Callable[[], float] = time.monotonic
         self.written = 0
+        self.yields = False
         self._driver: Driver | None = None  # whose bytes are counted
         self._began: tuple[float, int] | None = None  # of a frame that is not painted yet: when, and ``written`` then
         self._next_s = 0.0
+        self._last_s = -YIELD_S  # when the last frame began
 
     def _watch(self, app: App) -> None:
         """Count what ``app`` writes, from now on."""
@@ -55,12 +64,14 @@ class Pace:
         now_s = self.clock()
         if self._began is not None and now_s - self._began[0] < LOST_S:
             return False
-        return now_s >= self._next_s and not self._is_queued
+        next_s = max(self._next_s, self._last_s + YIELD_S) if self.yields else self._next_s
+        return now_s >= next_s and not self._is_queued
 
     def begin(self, screen: Screen) -> None:
         """A frame is given to ``screen``."""
         self._watch(screen.app)
-        self._began = (self.clock(), self.written)
+        self._last_s = self.clock()
+        self._began = (self._last_s, self.written)
         screen.call_after_refresh(self.painted)
 
     def painted(self) -> None:
@@ -71,3 +82,9 @@ class Pace:
         self._began = None
         rest_s = min(now_s - began_s, LONGEST_REST_S)
         self._next_s = max(now_s + rest_s, began_s + (self.written - before) / MOST_BYTES_S)
+
+
+def shares_cores(session: Session, state: RunState) -> bool:
+    """The engine of ``state`` is ``session``'s own, and computes on the cores that draw."""
+    is_own = getattr(session, "pid", None) is not None
+    return is_own and (state.manifest.get("executor"), state.manifest.get("device")) == ("torch", "cpu")

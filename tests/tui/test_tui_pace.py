@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +11,7 @@ from textual.screen import Screen
 from tui_fakes import app_with, recorded, screen_text, settled
 
 from kvtop.engine.events import Notice
-from kvtop.tui.pace import LONGEST_REST_S, LOST_S, MOST_BYTES_S, Pace
+from kvtop.tui.pace import ATTENDED_S, LONGEST_REST_S, LOST_S, MOST_BYTES_S, Pace
 
 
 class Line:
@@ -100,6 +101,37 @@ def test_no_frame_is_drawn_over_one_that_is_not_painted_or_not_taken_yet():
     assert not pace.is_due
     line.queued = 0
     assert pace.is_due
+
+
+def test_frames_that_yield_come_half_as_often():
+    pace, line, now = paced()
+    for yields, frames in ((False, 20), (True, 10), (False, 20)):
+        pace.yields, drawn = yields, 0
+        for _ in range(20):
+            now[0] += 0.25
+            if pace.is_due:
+                frame(pace, line, now, 0.0, 100)
+                drawn += 1
+        assert drawn == frames
+
+
+async def test_only_an_engine_on_the_cores_that_draw_is_yielded_to_and_only_while_nobody_presses_a_key():
+    app = app_with(recorded())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+
+        def yields(since_input_s: float, pid: int | None, executor: str, device: str) -> bool:
+            app.session.pid = pid  # type: ignore[attr-defined]
+            app.state.manifest.update(executor=executor, device=device)
+            app._input_s = time.monotonic() - since_input_s
+            app.tick()
+            return app.pace.yields
+
+        assert yields(ATTENDED_S + 1, 1, "torch", "cpu")
+        assert not yields(0, 1, "torch", "cpu")
+        assert not yields(ATTENDED_S + 1, 1, "torch", "cuda")
+        assert not yields(ATTENDED_S + 1, 1, "sim", "cpu")  # it computes nothing
+        assert not yields(ATTENDED_S + 1, None, "torch", "cpu")  # a recording, or a server elsewhere
 
 
 async def test_a_tick_waits_and_a_key_does_not():
