@@ -27,7 +27,7 @@ such run or address."""
 EXAMPLES = """
 kvtop once results/tuesday --step 1200 --json
 kvtop once http://127.0.0.1:8000 --json
-kvtop once gpu1:8000
+kvtop once gpu1:8000 gpu2:8000
 kvtop once -w chat --executor sim --seconds 60 --json
 """
 SECONDS = 5.0
@@ -36,9 +36,9 @@ SECONDS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
-        nargs="?",
+        nargs="*",
         metavar="RUN|URL",
-        help="a recorded run, or a server's URL or HOST:PORT (default: serve a workload)",
+        help="a recorded run, or servers' URLs or HOST:PORT (default: serve a workload)",
     )
     parser.add_argument("--step", type=count_or_zero, metavar="N", help="of the recorded run, as step N ended")
     parser.add_argument("--json", action="store_true", help="as JSON; null is what is not known")
@@ -60,15 +60,21 @@ def run(args: argparse.Namespace) -> int:
     from kvtop.state.session_status import has_answered
     from kvtop.state.snapshot import snapshot
 
-    if args.step is not None and args.run is None:
+    if args.step is not None and not args.run:
         raise UsageError("--step is a step of a recorded run: name the run")
-    if args.run is None:
+    if not args.run:
         state = _served(args)
+    elif servers := [text for text in args.run if _is_server(text)]:
+        if len(servers) < len(args.run):
+            raise UsageError(f"{' '.join(args.run)}: a recorded run and a server; expected one run, or servers")
+        state = _attached(args)
+    elif len(args.run) > 1:
+        raise UsageError(f"{' '.join(args.run)}: {len(args.run)} recorded runs; expected one, or servers")
     else:
-        state = _attached(args) if _is_server(args.run) else _recorded(Path(args.run), args.step)
+        state = _recorded(Path(args.run[0]), args.step)
     print(json.dumps(snapshot(state), indent=2, allow_nan=False) if args.json else as_text(state))
     is_silent = state.attached is not None and not has_answered(state.attached)
-    return 1 if is_silent or (state.status == "failed" and args.run is None) else 0
+    return 1 if is_silent or (state.status == "failed" and not args.run) else 0
 
 
 def _is_server(text: str) -> bool:
@@ -91,13 +97,16 @@ def _is_server(text: str) -> bool:
 def as_text(state: RunState) -> str:
     """A number a line; above them how the run stands, and each server that is looked at."""
     from kvtop.state.numbers import NUMBERS
-    from kvtop.state.session_status import status_of
+    from kvtop.state.session_status import is_simulated, status_of, told_elsewhere
     from kvtop.tui.text import clean
     from kvtop.tui.words import STATUS
 
     status = status_of(state)
     rows = [("status", STATUS.get(status, status)), *_sources(state), ("step", f"{state.step:,}")]
-    rows += [(number.name, _number_text(state, number)) for number in NUMBERS.values()]
+    if is_simulated(state):
+        rows.append(("simulated", "yes: the clock is virtual, so times say nothing about this machine"))
+    said = told_elsewhere(state)
+    rows += [(number.name, _number_text(state, number, said)) for number in NUMBERS.values()]
     return "\n".join(f"{name:<36} {clean(value)}" for name, value in rows)
 
 
@@ -111,19 +120,18 @@ def _sources(state: RunState) -> Iterator[tuple[str, str]]:
     yield from state.attached.troubles.items()
 
 
-def _number_text(state: RunState, number: Number) -> str:
+def _number_text(state: RunState, number: Number, said: dict[str, str]) -> str:
+    """``said``: of ``told_elsewhere``."""
     from kvtop.state.attached_numbers import read_number
-    from kvtop.state.session_status import told_elsewhere
     from kvtop.tui.attached import told
 
-    if state.attached is not None and (why := read_number(state, number.name).missing) in (
-        said := told_elsewhere(state)
-    ):
+    if said and (why := read_number(state, number.name).missing) in said:
         return f"not reported: {said[why]}"
     return "  ".join(filter(None, told(state, number)))
 
 
 def _recorded(run: Path, step: int | None) -> RunState:
+    from kvtop.engine.errors import UsageError
     from kvtop.run.recorded import RecordedSession
     from kvtop.state.model import RunState
     from kvtop.state.reduce import reduce
@@ -131,10 +139,16 @@ def _recorded(run: Path, step: int | None) -> RunState:
 
     session, state = RecordedSession(run), RunState()
     session.start()
+    first: int | None = None
     for event in _all_events(session):
-        if step is not None and isinstance(event, STEPS) and event.step > step:
-            break
+        if isinstance(event, STEPS):
+            first = event.step if first is None else first
+            if step is not None and event.step > step:
+                break
         reduce(state, event)
+    if step is not None and (first is None or step > state.step):
+        steps = "has no steps" if first is None else f"has steps {first:,} to {state.step:,}"
+        raise UsageError(f"--step {step}: {run} {steps}")
     return state
 
 
@@ -150,7 +164,7 @@ def _attached(args: argparse.Namespace) -> RunState:
 
     if args.step is not None:
         raise UsageError("--step is a step of a recorded run, and a server has none")
-    session, state = AttachSession(attach_spec(args, [args.run])), RunState()
+    session, state = AttachSession(attach_spec(args, args.run)), RunState()
     deadline = time.monotonic() + args.timeout + 2 * args.interval
     session.start()
     try:

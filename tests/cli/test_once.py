@@ -57,6 +57,29 @@ def test_the_text_names_every_number(capsys):
     assert main(["once", str(FRAMES)]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in NUMBERS)
+    assert "simulated" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([str(FRAMES), "--step", "99999"], f"--step 99999: {FRAMES} has steps"),
+        ([str(FRAMES), "127.0.0.1:1"], "a recorded run and a server; expected one run, or servers"),
+        ([str(FRAMES), str(FRAMES)], "2 recorded runs; expected one, or servers"),
+    ],
+)
+def test_what_is_not_there_is_not_shown(words, told, capsys):
+    assert main(["once", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert told in err
+
+
+def test_several_servers_are_shown_together(capsys):
+    servers = ["127.0.0.1:1", "127.0.0.1:2"]  # nobody listens there
+    assert main(["once", *servers, "--json", "--interval", "0.1", "--timeout", "0.2"]) == 1
+    found = json.loads(capsys.readouterr().out)["attached"]["servers"]
+    assert [server["server"] for server in found] == [f"http://{server}" for server in servers]
 
 
 def test_a_step_without_a_run_is_a_usage_error(capsys):
