@@ -21,7 +21,8 @@ from kvtop.engine.events import Event, RequestEvent
 from kvtop.state.model import RunState
 
 COMPARABLE = MUST_AGREE | {"model": "model"}
-BETTER, WORSE, SAME, COSTS, FEW = "better", "worse", "no difference", "costs", "too few"
+BETTER, WORSE, SAME, COSTS, FEW = "better", "worse", "same", "costs", "too few"
+UNCLEAR = "unclear"  # the interval holds 0: no difference is shown, which is not that there is none
 
 _COSTS = {"num_blocks": "pool blocks", "host_blocks": "host blocks", "host_cache_blocks": "host cache blocks"}
 _SETTINGS = (
@@ -135,7 +136,7 @@ def _verdict(interval: Interval | None, change: float | None) -> str:
     if interval is None:
         return SAME if not change else ""
     if interval.low <= 0 <= interval.high:
-        return SAME
+        return SAME if interval.low == interval.high else UNCLEAR
     return BETTER if interval.high < 0 else WORSE
 
 

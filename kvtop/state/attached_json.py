@@ -77,7 +77,7 @@ def streams_json(attached: Attached) -> list[dict[str, object]]:
         {
             "endpoint": stream.source,
             "rank": stream.rank,
-            "sequence": stream.last_seq,
+            "sequence": stream.last_seq if stream.last_seq >= 0 else None,
             "messages": stream.num_messages,
             "lost": stream.num_lost,
             "replayed": stream.num_replayed,

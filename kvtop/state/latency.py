@@ -100,6 +100,7 @@ def spread_of(points: Iterable[Point]) -> Spread:
 
 _SERIES = ((10, 12, 15, 20, 25, 30, 40, 50, 60, 80), (10, 15, 20, 30, 50, 70), (10, 20, 50), (10,))
 """Round edges in a power of ten, times ten, the finest first."""
+_FEW = 0.05  # share of all values
 
 
 def histogram(points: Iterable[Point], most_bins: int) -> list[Bin]:
@@ -107,13 +108,7 @@ def histogram(points: Iterable[Point], most_bins: int) -> list[Bin]:
     ordered = _counted(points)
     if not ordered:
         return []
-    edges = [0]
-    for series in _SERIES:
-        edges = _edges(ordered[0][0], ordered[-1][0], series)
-        if len(edges) <= most_bins + 1:
-            break
-    if len(edges) > most_bins + 1:
-        edges = [0, *edges[-max(1, most_bins) :]]
+    edges = _fitting(ordered, max(1, most_bins))
     total, place, passed = sum(count for _, count in ordered), 0, 0
     bins: list[Bin] = []
     for low, high in pairwise(edges):
@@ -124,6 +119,21 @@ def histogram(points: Iterable[Point], most_bins: int) -> list[Bin]:
         passed += count
         bins.append(Bin(low, high, count, passed / total))
     return bins
+
+
+def _fitting(ordered: Sequence[tuple[int, int]], most_bins: int) -> list[int]:
+    """Edges of the finest series that has room; of the next finer one, its low bins together, where the former leaves
+    half of the room empty and few values are low."""
+    together: list[int] | None = None
+    for series in _SERIES:
+        edges = _edges(ordered[0][0], ordered[-1][0], series)
+        if len(edges) <= most_bins + 1:
+            if together is None or 2 * (len(edges) - 1) > most_bins:
+                return edges
+            num_low = sum(count for value, count in ordered if value <= together[1])
+            return together if num_low <= _FEW * sum(count for _, count in ordered) else edges
+        together = [0, *edges[-most_bins:]]
+    return together or [0]
 
 
 def _edges(least: int, most: int, series: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvtop.engine.events import RequestEvent
 from kvtop.engine.types import NULL_BLOCK
 from kvtop.state.model import RunState, SequenceState
-from kvtop.state.windows import is_decoding
+from kvtop.state.windows import is_decoding, quiet_ns
 
 DONE = "\x00done:"
 """Begins the ids of rows that ended; no live id holds a NUL."""
@@ -172,8 +172,11 @@ class LiveRow:
 
     @property
     def eta_ns(self) -> float | None:
-        """Until its token limit at the pace of its last gap; None while it does not decode. It may stop earlier."""
-        if self.status != "decode" or self.seq.last_itl_ns is None:
+        """Until its token limit at the pace of its last gap. It may stop earlier.
+
+        None while it does not decode, and while the engine is quiet: there is no pace then.
+        """
+        if self.status != "decode" or self.seq.last_itl_ns is None or quiet_ns(self.state) is not None:
             return None
         return max(0, self.max - self.output) * self.seq.last_itl_ns
 

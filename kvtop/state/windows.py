@@ -12,6 +12,7 @@ from kvtop.state.model import FRESH, IDLE, History, RunState, SequenceState
 from kvtop.state.samples import Samples
 
 RATE_WINDOW_NS = 5_000_000_000
+QUIET_NS = 5_000_000_000  # an engine that has work and has told of no step for so long is said to be quiet
 RUNWAY_WINDOW_NS = 10_000_000_000
 
 
@@ -104,6 +105,14 @@ def _order(state: RunState, seq: SequenceState) -> tuple[int, int, int, str]:
 def since_step_ns(state: RunState) -> int | None:
     """How long ago the last step ended; None before the first."""
     return None if state.last_step is None else max(0, state.t_ns - state.last_step.t_done_ns)
+
+
+def quiet_ns(state: RunState) -> int | None:
+    """How long an engine that has work has told of no step, from ``QUIET_NS`` on; None: it is not quiet."""
+    since_ns = since_step_ns(state)
+    if state.status != "running" or not state.sequences or since_ns is None or since_ns < QUIET_NS:
+        return None
+    return since_ns
 
 
 # Queue -------------------------------------------------------------------------------------------------------

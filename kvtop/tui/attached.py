@@ -220,7 +220,8 @@ def source_lines(frame: Frame, height: int) -> list[Line]:
     for stream in attached.streams.values():
         name: Line = [("events   ", "soft"), (f"{clean(stream.source)} rank {stream.rank}", "text")]
         out.append([*name, (f"  lag {duration(stream.lag_ns)}", "soft")])
-        line: Line = [(f"  sequence {stream.last_seq:,}  ", "soft"), (f"{whole(stream.num_cached)} cached  ", "text")]
+        last = f"sequence {stream.last_seq:,}" if stream.last_seq >= 0 else "no message yet"
+        line: Line = [(f"  {last}  ", "soft"), (f"{whole(stream.num_cached)} cached  ", "text")]
         trouble = stream.problem or stream.partial
         line += [(clean(trouble), "warn")] if trouble else [("whole", "good")]
         if stream.num_orphans:

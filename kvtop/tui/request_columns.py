@@ -38,7 +38,7 @@ class RequestColumn:
 def _count(number: float | None) -> str:
     if number is None:
         return ""
-    return str(number) if number < 100_000 else short(number)
+    return f"{number:,}" if number < 10_000 else short(number)
 
 
 def _ns(value: float | None) -> str:

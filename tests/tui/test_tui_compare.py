@@ -18,7 +18,7 @@ from tui_fakes import FakeSession, app_with, go, recorded, screen_text, settled
 from tui_states import worked_out
 
 from kvtop.analysis.compare import Options, compare_paths
-from kvtop.analysis.side_by_side import SAME, Ended, Journal, conflicts, counts, latencies
+from kvtop.analysis.side_by_side import SAME, UNCLEAR, Ended, Journal, conflicts, counts, latencies
 from kvtop.analysis.side_by_side import settings as settings_of
 from kvtop.cli.main import main
 from kvtop.engine.events import Event, RunStarted, StepEvent
@@ -221,6 +221,13 @@ def test_a_run_against_itself_differs_in_nothing():
             assert (row.interval.low, row.interval.high) == (0, 0)
     assert settings_of(state.manifest, state.manifest) == []
     assert conflicts(state.manifest, state.manifest) == []
+
+
+def test_an_interval_that_holds_zero_shows_no_difference_which_is_not_that_there_is_none():
+    rows = latencies(*(journal_of(policy).until(10**18) for policy in ("fcfs", "sjf")))
+    held = [row for row in rows if row.interval is not None and row.interval.low <= 0 <= row.interval.high]
+    assert held
+    assert {row.verdict for row in held} == {UNCLEAR}
 
 
 def test_at_a_moment_only_requests_that_had_ended_in_both_count():

@@ -113,6 +113,14 @@ def test_a_histogram_counts_every_value_once_between_its_edges(values, most):
     assert all(a.high_ns == b.low_ns for a, b in pairwise(bins))
 
 
+def test_a_histogram_uses_the_room_it_has_where_few_values_are_low():
+    slow = [200, 500, 1_000, 2_000, 5_000]
+    values = [(0, 15, 1), *((0, edge - 1, 20) for edge in slow)]  # 1-2-5 from 20 to 5,000 would be eight bins
+    assert [(one.high_ns, one.count) for one in histogram(values, 6)] == [(100, 1), *((edge, 20) for edge in slow)]
+    values[0] = (0, 15, 50)  # a third of all: where they lie is told
+    assert [one.high_ns for one in histogram(values, 6)] == [100, 1_000, 10_000]
+
+
 # Where the time went -----------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,7 @@ async def test_only_an_engine_on_the_cores_that_draw_is_yielded_to_and_only_whil
 
         def yields(since_input_s: float, pid: int | None, executor: str, device: str) -> bool:
             app.session.pid = pid  # type: ignore[attr-defined]
-            app.state.manifest.update(executor=executor, device=device)
+            app.state.manifest = {**app.state.manifest, "executor": executor, "device": device}
             app._input_s = time.monotonic() - since_input_s
             app.tick()
             return app.pace.yields

@@ -21,6 +21,7 @@ from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
 from kvtop.state.request_rows import EndedRow, LiveRow, Row, ended_rows, live_rows
 from kvtop.state.unblock import available_blocks, unblocks
+from kvtop.state.windows import QUIET_NS
 from kvtop.tui.panels import requests as requests_panel
 from kvtop.tui.panels.requests import RequestsPanel
 from kvtop.tui.request_columns import COLUMNS, sorted_rows
@@ -97,6 +98,18 @@ def test_what_is_there_is_what_the_engine_counted_when_it_refused():
     assert len(told) >= 5
     for step, counted, mine in told:
         assert counted == mine, step
+
+
+def test_while_no_step_ends_nothing_is_estimated():
+    state = RunState()
+    for event in recorded():
+        reduce(state, event)
+    head = state.sequences[state.head_of_line]
+    assert unblocks(state, head) is not None
+    state.t_ns += QUIET_NS
+    assert state.status == "running"
+    assert [row.eta_ns for row in live_rows(state)] == [None] * len(state.sequences)
+    assert unblocks(state, head) is None
 
 
 def test_an_estimate_of_when_it_is_admitted_comes_true_where_everybody_runs_to_the_limit():

@@ -45,7 +45,7 @@ the next, until f is pressed again."""
         self._looks_further = False
 
     def compose_body(self) -> ComposeResult:
-        yield LineTable(_COLUMNS, opens="step", header=False)
+        yield LineTable(_COLUMNS, opens="step")
 
     @property
     def table(self) -> LineTable:

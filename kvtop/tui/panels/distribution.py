@@ -62,7 +62,7 @@ that ended in the window."""
             return [[(f" no {found.metric.title} in the last 60 s", "soft")]]
         below = [_quantiles(found.spread, width)]
         if (met := objectives_met(frame.state)) is not None:
-            below.append(_objectives(met))
+            below.append(_objectives(met, width))
         bins = histogram(found.points, max(2, height - len(below)))
         most = max(one.count for one in bins)
         return [*(_bin(one, most, width) for one in bins), *below][:height]
@@ -92,11 +92,11 @@ def _quantiles(spread: Spread, width: int) -> Line:
     return line
 
 
-def _objectives(met: Goodput) -> Line:
-    """Share of those judged, and what was missed."""
+def _objectives(met: Goodput, width: int) -> Line:
+    """Share of those judged; what was missed where it fits; what was asked for stands last, where it may be cut."""
     style = "good" if met.judged and met.met == met.judged else "warn"
-    line: Line = [(" SLO ", "soft"), (clean(", ".join(met.slo)), "text"), ("  met ", "soft")]
-    line += [(percent(met.met, met.judged), style), (f" of {met.judged:,}", "soft")]
-    if met.missed:
-        line += [("  missed ", "soft"), (", ".join(f"{name} {count:,}" for name, count in met.missed.items()), "warn")]
-    return line
+    line: Line = [(" SLO met ", "soft"), (percent(met.met, met.judged), style), (f" of {met.judged:,}", "soft")]
+    missed: Line = [("  missed ", "soft"), (", ".join(f"{name} {n:,}" for name, n in met.missed.items()), "warn")]
+    if met.missed and sum(len(text) for text, _ in [*line, *missed]) <= width:
+        line += missed
+    return [*line, (f"  {clean(', '.join(met.slo))}", "soft")]

@@ -36,9 +36,10 @@ stderr   the last line that native code wrote"""
         each = feed.fold_s / feed.num_events * 1e9 if feed.num_events else None
         device = app.devices.latest()
         own = "not reported" if device is None or device.own_busy is None else f"{device.own_busy:.0f} % busy"
-        kept: Line = [("past     ", "soft"), (duration(line.live.t_ns - line.first_ns), "text")]
-        size = f"{line.ring.num_bytes / 1e6:.1f} MB"
-        kept += [(f"  {'<0.1 MB' if size == '0.0 MB' else size} on disk", "soft")]
+        kept: Line = [("past     ", "soft"), ("no step yet", "soft")]
+        if (past_ns := line.live.t_ns - line.first_ns) > 0:
+            size = f"{line.ring.num_bytes / 1e6:.1f} MB"
+            kept[1:] = [(duration(past_ns), "text"), (f"  {'<0.1 MB' if size == '0.0 MB' else size} on disk", "soft")]
         if line.ring.error:
             kept = [("past     ", "soft"), (clean(line.ring.error), "bad")]
         out: list[Line] = [

@@ -7,7 +7,7 @@ import math
 from textual import on
 from textual.message import Message
 
-from kvtop.analysis.side_by_side import BETTER, COSTS, SAME, WORSE, conflicts, counts, settings
+from kvtop.analysis.side_by_side import BETTER, COSTS, SAME, UNCLEAR, WORSE, conflicts, counts, settings
 from kvtop.analysis.side_by_side import Line as Row
 from kvtop.tui.frame import Frame, has_ended
 from kvtop.tui.intervals import PairedLatencies
@@ -16,7 +16,7 @@ from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, duration, fit, plural
 from kvtop.tui.widgets.lines import Line
 
-_STYLES = {BETTER: "good", WORSE: "bad", COSTS: "warn", SAME: "soft"}
+_STYLES = {BETTER: "good", WORSE: "bad", COSTS: "warn", UNCLEAR: "soft", SAME: "soft"}
 NAMES = "ABCDEFGH"
 _VERDICT = 2 + max(map(len, _STYLES))  # cells of the last column
 
@@ -43,7 +43,8 @@ the relative change, with a 95 % interval from a moving-block bootstrap of
 the same requests in pairs. It is about this pair of runs only; replicates
 (kvtop bench --replicates) say more.
 better, worse   the interval leaves out 0 (times), or the counts differ
-no difference   the interval holds 0, or the counts are equal
+unclear         the interval holds 0: no difference is shown
+same            the counts are equal
 too few         fewer pairs than a percentile needs (10; p99: 100)
 costs           the setting takes more memory
 Counts are of all that happened so far: no chance in them on this workload.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from kvtop.state.model import RunState
 from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE, is_simulated, status_of
-from kvtop.state.windows import since_step_ns
+from kvtop.state.windows import quiet_ns
 from kvtop.tui.attached import badge
 from kvtop.tui.frame import Frame, has_ended, is_virtual
 from kvtop.tui.text import clean, clock, duration, whole
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 from kvtop.tui.words import STATUS
 
-QUIET_NS = 5_000_000_000  # an engine that has work and has told of no step for so long is said to be quiet
 _MARKS = {
     "starting": ("…", "warn"),
     "running": ("▶", "good"),
@@ -103,9 +102,9 @@ class HeaderBar(Lines):
 
 
 def _quiet(state: RunState) -> Line:
-    """The engine has work, and nothing has come from it: what the screen shows is as old as that."""
-    since_ns = since_step_ns(state)
-    if state.status != "running" or not state.sequences or since_ns is None or since_ns < QUIET_NS:
+    """What the screen shows is as old as that."""
+    since_ns = quiet_ns(state)
+    if since_ns is None:
         return []
     return [(f"no step for {duration(since_ns)}: the engine computes, or it hangs", "warn")]
 
