@@ -10,6 +10,7 @@ from kvtop.attach.address import Address
 from kvtop.attach.metric_names import spelled
 from kvtop.attach.scrape import Scraper
 from kvtop.engine.events import EngineSample
+from kvtop.state.session_status import tells_simulated
 
 ON, MISSING, UNKNOWN, FAILED = "on", "missing", "unknown", "failed"
 NOTE = "note"  # nothing is missing that the server could give
@@ -95,7 +96,7 @@ def check_server(address: Address, *, api_key: str | None, timeout_s: float) -> 
     models = ", ".join(sorted({engine.model for engine in sample.engines if engine.model})) or "no model named"
     engines = f"{len(sample.engines)} engine{'s' if len(sample.engines) > 1 else ''}"
     took = f"{sample.took_ns / 1e6:.0f} ms"
-    if any(engine.info.get("simulated") == "True" for engine in sample.engines):
+    if any(tells_simulated(engine) for engine in sample.engines):
         engines += ", simulated"
     head = Check(name, "metrics", ON, f"{sample.kind}, {models}, {engines}, {took}", kind=sample.kind)
     needed = _NEEDED_OF_KVTOP if sample.kind == "kvtop" else _NEEDED

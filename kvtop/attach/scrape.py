@@ -20,6 +20,7 @@ from kvtop.attach.address import Address, without_user
 from kvtop.attach.exposition import Exposition
 from kvtop.attach.names import WANTED, understand
 from kvtop.engine.events import EngineSample, Sample
+from kvtop.workloads.words import counted
 
 MAX_BODY_BYTES = 64 << 20
 READ_BYTES = 1 << 16
@@ -86,7 +87,7 @@ class Scraper:
             return "", [], None, problem
         meaning = understand(parsed.series)
         if not meaning.engines:
-            return "", [], None, f"{parsed.num_lines:,} metrics, but none of vLLM, SGLang or kvtop"
+            return "", [], None, f"{counted(parsed.num_lines, 'metric')}, but none of vLLM, SGLang or kvtop"
         return meaning.kind, meaning.engines, meaning.started, ""
 
     def _fetch(self) -> tuple[bytes, str]:

@@ -180,7 +180,7 @@ _INFO = ("run_id", "policy", "allocator", "eviction", "workload", "executor", "c
 
 def _run_info(totals: Totals, state: RunState) -> list[Sample]:
     known = {name: str(value) for name in _INFO if (value := state.manifest.get(name)) is not None}
-    return [Sample(1, known | {"status": state.status})] if state.manifest else []
+    return [Sample(1, known | {"status": state.status})]  # while its model loads, too: whoever asks learns who answers
 
 
 def _parts(totals: Totals, state: RunState) -> list[Sample]:

@@ -9,6 +9,7 @@ from kvtop.engine.events import EngineSample
 from kvtop.state.attached import Attached, capacity
 from kvtop.state.attached_numbers import figure, read_number
 from kvtop.state.model import RunState
+from kvtop.state.session_status import tells_simulated
 
 
 def to_json(state: RunState, names: list[str]) -> dict[str, dict[str, object]]:
@@ -51,7 +52,7 @@ def servers_json(state: RunState) -> list[dict[str, object]]:
                     "waiting": engine.last.gauges.get("waiting"),
                     "restarts": engine.num_restarts,
                     "stands_still": engine.stands_still,
-                    "simulated": engine.last.info.get("simulated") == "True",
+                    "simulated": tells_simulated(engine.last),
                     "told": _told(engine.last),
                 }
                 for engine in server.engines.values()

@@ -5,6 +5,8 @@ Of vLLM and SGLang the same numbers are not reported, or known from KV events, o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtop.engine.types import MissReason
 from kvtop.state.attached import Attached
 from kvtop.state.attached_reading import (
@@ -61,26 +63,28 @@ def _fill(attached: Attached, state: RunState) -> Reading:
     return truly(filled / (filled + empty), "exact", found.part) if filled + empty else missing("no block is used")
 
 
-def _evictions(attached: Attached, state: RunState) -> Reading:
-    """By the server's own counter; else the blocks that KV events tell to be removed."""
-    found = added_counter(attached, "evictions")
-    if found.value is not None:
-        return told(found, attached, "evictions", "")._replace(by=parts(attached, "evictions/"))
-    if why := no_events(state):
-        return missing(unless_own(attached, "evictions", why))
-    return Reading(attached.num_removed, "partial" if attached.partial else "events")
+def _of_events(name: str, fallback: Callable[[Attached, RunState], float | str]) -> Figure:
+    """By the server's own counter ``name``; else what ``fallback`` counts in KV events (a text: why it does not)."""
+
+    def read(attached: Attached, state: RunState) -> Reading:
+        found = added_counter(attached, name)
+        if found.value is not None:
+            return told(found, attached, name, "")._replace(by=parts(attached, f"{name}/"))
+        if why := no_events(state):
+            return missing(unless_own(attached, name, why))
+        value = fallback(attached, state)
+        return missing(value) if isinstance(value, str) else Reading(value, "partial" if attached.partial else "events")
+
+    return Figure(read, ((name,),))
 
 
-def _regretted(attached: Attached, state: RunState) -> Reading:
-    """By the server's own counter; else of blocks that the rank which had evicted them stored again."""
-    found = added_counter(attached, "regretted_tokens")
-    if found.value is not None:
-        return told(found, attached, "regretted_tokens", "")
-    if why := no_events(state):
-        return missing(unless_own(attached, "regretted_tokens", why))
-    if state.cache.is_cut:
-        return missing("what was wanted again until then is not kept any more")
-    return Reading(state.cache.regret_tokens, "partial" if attached.partial else "events")
+def _removed(attached: Attached, state: RunState) -> float:
+    return attached.num_removed
+
+
+def _wanted_again(attached: Attached, state: RunState) -> float | str:
+    """Tokens of blocks that the rank which had evicted them stored again."""
+    return "what was wanted again until then is not kept any more" if state.cache.is_cut else state.cache.regret_tokens
 
 
 def _dropped(attached: Attached, state: RunState) -> Reading:
@@ -120,8 +124,8 @@ OWN: dict[str, Figure] = {
     "pool.token_fill": Figure(_fill, (("slots/filled", "slots/empty"),)),
     "pool.tail_waste_slots": _gauge("slots/empty", NOT_REPORTED),
     **{f"cache.missed_{reason}": _missed(reason) for reason in MissReason},
-    "cache.evictions": Figure(_evictions, (("evictions",),)),
-    "cache.regretted_tokens": Figure(_regretted, (("regretted_tokens",),)),
+    "cache.evictions": _of_events("evictions", _removed),
+    "cache.regretted_tokens": _of_events("regretted_tokens", _wanted_again),
     "run.recomputed_tokens": _counter("recomputed_tokens"),
     "run.copies": _counter("copies"),
     "run.events_dropped": Figure(_dropped, (("events_dropped",),)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtop.engine.events import EngineSample
 from kvtop.state.attached import Attached
 from kvtop.state.attached_reading import no_events
 from kvtop.state.model import RunState
@@ -27,10 +28,15 @@ def status_of(state: RunState) -> str:
     return NO_ANSWER if has_failed else CONNECTING
 
 
+def tells_simulated(engine: EngineSample) -> bool:
+    """Whether a server of kvtop's says that its times come from no real model."""
+    return engine.info.get("simulated") == "True"
+
+
 def is_simulated(state: RunState) -> bool:
     """Whether times come from no real model: executors ``sim`` and ``null``, a manifest that says so, or a server."""
     if state.attached is not None:
-        return any(engine.last.info.get("simulated") == "True" for engine in state.attached.engines)
+        return any(tells_simulated(engine.last) for engine in state.attached.engines)
     return bool(state.manifest.get("simulated")) or state.manifest.get("executor") in ("sim", "null")
 
 

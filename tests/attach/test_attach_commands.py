@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
-from attach_helpers import count_looks_as_seconds, sample, stored
+from attach_helpers import count_looks_as_seconds, folded, sample, silence, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach.address import is_address
 from kvtop.attach.kv_decode import decode_batch
 from kvtop.attach.kv_tracker import KvTracker
+from kvtop.cli.attach import one_line
 from kvtop.cli.main import main
 from kvtop.engine.events import Event, RunEnded, RunStarted
+from kvtop.exporter.meter import Exporter
 from kvtop.results.manifest import write_manifest
 from kvtop.results.recording import FRAMES_NAME, FrameWriter
 
@@ -140,6 +142,24 @@ def test_once_of_one_server_that_answers_says_what_is_wrong_with_the_other(
         assert re.search(rf"^{fake.url} +vllm, answers$", said, re.M)
         assert main(["attach", fake.url, "http://127.0.0.1:1", "--interval", "0.05", "--seconds", "2"]) == 0
     assert "http://127.0.0.1:1: unreachable: connection refused" in capsys.readouterr().out
+
+
+def test_a_line_says_once_that_its_figures_are_stale_or_not_of_all_servers() -> None:
+    text = recorded_metrics()[-1][1]
+    other = silence(1, "unreachable: gone", t_s=1, server="http://b:1")
+    line = one_line(folded([sample(1, text, server="http://a:1"), other, sample(2, text, server="http://a:1")]))
+    assert line.startswith("2 s, partial: 1 of 2 servers; in use")
+    assert line.count("partial") == 1
+    line = one_line(folded([sample(1, text), sample(2, text), silence(30, "unreachable: gone", t_s=30)]))
+    assert line.startswith("30 s, stale 28 s; in use")
+    assert line.count("stale") == 1
+
+
+def test_a_server_of_kvtops_is_known_while_its_model_loads() -> None:
+    exporter = Exporter()
+    exporter.open()
+    found = sample(1, exporter.render())
+    assert (found.kind, found.problem) == ("kvtop", "")
 
 
 def test_a_recording_of_nobody_and_one_of_events_alone(

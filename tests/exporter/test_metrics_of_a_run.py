@@ -177,7 +177,9 @@ def test_runs_under_way_have_numbers_of_their_own_and_give_them_back() -> None:
 def test_before_a_run_has_begun_nothing_is_reported_as_zero() -> None:
     exporter = Exporter()
     exporter.open()
-    assert [f.name for f in text_string_to_metric_families(exporter.render())] == ["process_start_time_seconds"]
+    families = {f.name: f for f in text_string_to_metric_families(exporter.render())}
+    assert sorted(families) == ["kvtop_run_info", "process_start_time_seconds"]  # who answers, for whoever attaches
+    assert families["kvtop_run_info"].samples[0].labels["status"] == "starting"
 
 
 @pytest.fixture
