@@ -6,6 +6,7 @@ from kvtop.analysis.slo import Goodput
 from kvtop.state.latency import Bin, Spread, histogram, objectives_met
 from kvtop.state.numbers import MIN_P99
 from kvtop.state.slow import Analysis
+from kvtop.tui.attached import latency_lines
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, duration, percent, short
@@ -48,6 +49,8 @@ v goes to the next metric. Objectives (--slo) are judged over the requests
 that ended in the window."""
 
     def heading(self, frame: Frame) -> tuple[str, str]:
+        if frame.state.attached is not None:
+            return "Latency", self.QUESTION
         if self.analysis is None:
             return self.TITLE, self.QUESTION
         return self.analysis.metric.title, f"{self.analysis.metric.meaning}?"
@@ -56,6 +59,11 @@ that ended in the window."""
         if self.analysis is None:
             return []
         return [(f"n {short(self.analysis.spread.n)}", "text")]
+
+    def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
+        """All metrics: their servers tell only how many values were in which bucket."""
+        note: Line = [("the bucket that each percentile is in", "faint")]
+        return [*latency_lines(frame, width, max(1, height - 1)), note][:height]
 
     def lines_of(self, found: Analysis, frame: Frame, width: int, height: int) -> list[Line]:
         if not found.spread.n:

@@ -23,7 +23,7 @@ past     how far back the time line goes, and its size on disk
 stderr   the last line that native code wrote"""
 
     def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
-        return [*source_lines(frame, max(1, height - 2)), *self.lines(frame, width, height)[1:3]][:height]
+        return [*source_lines(frame, max(1, height - 1)), *self.lines(frame, width, height)[1:3]][:height]
 
     def lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         app, line = self.kvtop, frame.timeline

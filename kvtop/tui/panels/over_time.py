@@ -34,6 +34,8 @@ m mark        , and . lead from one to the next"""
         return [] if found is None else [(f"{found.metric.title}  ", "text"), ("█ p50", "itl"), ("  ░ p95", "ttft")]
 
     def lines_of(self, found: Analysis, frame: Frame, width: int, height: int) -> list[Line]:
+        if not found.spread.n:
+            return [[(f" no {found.metric.title} in the last 60 s", "soft")]]
         columns = max(1, width - _LABEL - 1)
         now_ns = frame.state.t_ns
         span = max(1, min(LATENCY_WINDOW_NS, now_ns))

@@ -21,17 +21,20 @@ _LABEL = 12
 Values = Callable[[RunState, int, int, int], list[float]]
 """Of a state until now, so many, each of so many ns."""
 
-_SLOTS_NS = tuple(int(seconds * 1e9) for seconds in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600))
+_SLOTS_NS = tuple(
+    int(seconds * 1e9) for seconds in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One quantity, a value a column."""
+    """One quantity, a value a column. ``is_count``: of every step, so that 0 is a count and no lack of values."""
 
     name: str
     style: str
     values: Values
     top: Callable[[float], str] = short
+    is_count: bool = False
 
 
 def _level(column: Callable[[History], array[int]]) -> Values:
@@ -47,11 +50,11 @@ def _hits(state: RunState, now_ns: int, count: int, slot_ns: int) -> list[float]
 
 
 TRACKS: tuple[Track, ...] = (
-    Track("used blocks", "usedchart", _level(lambda h: h.used)),
-    Track("waiting", "warn", _level(lambda h: h.waiting)),
+    Track("used blocks", "usedchart", _level(lambda h: h.used), is_count=True),
+    Track("waiting", "warn", _level(lambda h: h.waiting), is_count=True),
     Track("TTFT", "ttft", lambda s, *columns: means(s.ttft.points, *columns), duration),
     Track("hit %", "idle", _hits),
-    Track("evictions", "soft", lambda s, *columns: rates(s.history, s.history.evictions, *columns)),
+    Track("evictions", "soft", lambda s, *columns: rates(s.history, s.history.evictions, *columns), is_count=True),
     Track("ITL", "itl", lambda s, *columns: means(s.itl.points, *columns), duration),
 )
 
@@ -105,12 +108,13 @@ def _track(
     columns = _columns(width)
     values = [track.values(state, now_ns, columns, _slot(now_ns, columns)) for state in states]
     top = max(max(own) for own in values)
+    told = track.top(top) if top or (track.is_count and any(state.history.t_ns for state in states)) else ""
     out: list[Line] = []
     for place, (name, own) in enumerate(zip(names, values, strict=True)):
         drawn = bar_chart(own, columns, rows, top or None)
         for row, cells in enumerate(drawn):
             label = fit(f" {track.name}", _LABEL) if place == row == 0 else " " * _LABEL
-            scale = fit(track.top(top), 7, "right") if place == row == 0 and top else " " * 7
+            scale = fit(told if place == row == 0 else "", 7, "right")
             mark = f" {name} " if row == 0 else "   "
             out.append([(f"{label}{scale}", "soft"), (mark, "key"), (cells, track.style)])
     return out

@@ -71,6 +71,11 @@ class LatencyScreen(PanelScreen):
         if self._frame is not None and self.is_current:
             self.show_frame(self._frame)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "metric":  # of attached servers all metrics are shown at once
+            return self._frame is None or self._frame.state.attached is None
+        return super().check_action(action, parameters)
+
     def action_metric(self, direction: int) -> None:
         keys = list(METRICS)
         self.metric = keys[(keys.index(self.metric) + direction) % len(keys)]
