@@ -71,6 +71,7 @@ class AttachSession:
     def __init__(self, spec: AttachSpec) -> None:
         self.spec = spec
         self.ended = False
+        self.recording_error = ""  # why the recording is not whole
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._prompts: queue.SimpleQueue[list[int]] = queue.SimpleQueue()  # tokens, on their way to ``_listen``
         self._stop = threading.Event()
@@ -270,7 +271,10 @@ class AttachSession:
         return [*events, *self._refused(error)]
 
     def _refused(self, error: str) -> list[Event]:
-        return [Notice(t_ns=self._now_ns(), text=error, level="error")] if error else []
+        if not error:
+            return []
+        self.recording_error = error
+        return [Notice(t_ns=self._now_ns(), text=error, level="error")]
 
     def _manifest(self) -> dict[str, Any]:
         from kvtop.results.manifest import content_hash

@@ -66,10 +66,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_errors(session: AttachSession) -> bool:
-    """What went wrong as ``session`` ended, when no screen was there any more to say it; whether anything did."""
+    """What went wrong as ``session`` ended, when no screen was there any more to say it, and why the recording is not
+    whole, which the screen may have said; whether anything did."""
     from kvtop.engine.events import Notice
 
     errors = [event.text for event in session.poll() if isinstance(event, Notice) and event.level == "error"]
+    if session.recording_error and session.recording_error not in errors:
+        errors.append(session.recording_error)
     with suppress(OSError):  # the terminal may be gone
         for text in errors:
             print(f"kvtop: {text}", file=sys.stderr)
@@ -100,8 +103,8 @@ def _headless(session: AttachSession, seconds: float | None) -> int:
         session.stop()
     for event in session.poll():  # what came last, and whether all of it is recorded
         reduce(state, event)
-    if state.notice_level == "error":
-        print(f"kvtop: {state.notice}", file=sys.stderr)
+    if error := session.recording_error or (state.notice if state.notice_level == "error" else ""):
+        print(f"kvtop: {error}", file=sys.stderr)
         return 1
     if not code and (state.attached is None or not has_answered(state.attached)):
         print("kvtop: no server has answered, and no KV event has come", file=sys.stderr)

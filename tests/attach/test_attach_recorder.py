@@ -70,6 +70,25 @@ def test_what_goes_wrong_at_the_end_is_said_once_the_screen_has_gone(
     assert capsys.readouterr().err == "kvtop: disk full\n"
 
 
+def test_what_the_screen_has_said_already_is_an_exit_code_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(session: AttachSession, **display: object) -> int:
+        session.start()
+        deadline = time.monotonic() + LIMIT_S
+        while not errors(session.poll(0.01)):
+            assert time.monotonic() < deadline, "nobody says it"
+        session.stop(LIMIT_S)
+        return 0
+
+    monkeypatch.setattr("kvtop.tui.launch.run_app", shown)
+    monkeypatch.setattr("kvtop.cli.terminal.can_open_tui", lambda: True)
+    monkeypatch.setattr(FrameWriter, "write", refuse)
+    words = ["attach", "--kv-events", "tcp://127.0.0.1:1", "--record", str(tmp_path / "run")]
+    assert main(words) == 1
+    assert capsys.readouterr().err == "kvtop: disk full\n"
+
+
 def test_a_disk_that_refuses_is_told_of_while_nothing_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrameWriter, "write", refuse)
     session, said = AttachSession(AttachSpec([], record=tmp_path / "run")), list[Event]()
