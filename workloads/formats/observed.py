@@ -70,11 +70,13 @@ class _Chains:
 
     def _chain(self, key: int) -> tuple[int, ...]:
         chain: list[int] = []
+        seen: set[int] = set()
         at: int | None = key
         while at is not None:
-            if at not in self._ids:
+            if at not in self._ids or at in seen:  # a block below itself: what is above it is not known either
                 self.num_unknown += 1
                 break
+            seen.add(at)
             chain.append(self._ids[at])
             at = self._above[at]
         return tuple(reversed(chain))
