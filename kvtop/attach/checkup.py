@@ -10,7 +10,8 @@ from kvtop.attach.address import Address
 from kvtop.attach.metric_names import spelled
 from kvtop.attach.scrape import Scraper
 from kvtop.engine.events import EngineSample
-from kvtop.state.session_status import tells_simulated
+from kvtop.state.session_status import NOT_LOADED, tells_simulated
+from kvtop.workloads.words import counted
 
 ON, MISSING, UNKNOWN, FAILED = "on", "missing", "unknown", "failed"
 NOTE = "note"  # nothing is missing that the server could give
@@ -65,6 +66,8 @@ _REMEDIES = (
     ("HTTP 403", "kvtop: --api-key KEY, or KVTOP_API_KEY"),
     ("HTTP 429", "it is asked too often, or by too many: try again, attach with a longer --interval"),
     ("HTTP 503", "it is starting, or has too many connections: try again"),
+    (NOT_LOADED, "look again once it is loaded"),
+    ("it has no figures", "it is a server of kvtop's: its own screen and output say what went wrong"),
     ("none of vLLM, SGLang or kvtop", "while it loads its model it tells nothing: look again. Else " + _OTHER_ADDRESS),
     ("", _OTHER_ADDRESS),
 )  # fmt: skip
@@ -92,9 +95,10 @@ def check_server(address: Address, *, api_key: str | None, timeout_s: float) -> 
     sample = Scraper(address, api_key=api_key, timeout_s=timeout_s).look(1, 0)
     name = sample.server
     if sample.problem:
-        return [Check(name, "metrics", FAILED, sample.problem, remedy_of(sample.problem, timeout_s))]
+        state = UNKNOWN if sample.problem == NOT_LOADED else FAILED
+        return [Check(name, "metrics", state, sample.problem, remedy_of(sample.problem, timeout_s), sample.kind)]
     models = ", ".join(sorted({engine.model for engine in sample.engines if engine.model})) or "no model named"
-    engines = f"{len(sample.engines)} engine{'s' if len(sample.engines) > 1 else ''}"
+    engines = counted(len(sample.engines), "engine")
     took = f"{sample.took_ns / 1e6:.0f} ms"
     if any(tells_simulated(engine) for engine in sample.engines):
         engines += ", simulated"

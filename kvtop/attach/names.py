@@ -48,11 +48,13 @@ WANTED = frozenset((*_NAMES, *_ALIASES, STARTED, OURS))
 
 @dataclass(slots=True)
 class Meaning:
-    """What a scrape says. ``kind``: kvtop, vllm or sglang; "": none of them."""
+    """What a scrape says. ``kind``: kvtop, vllm or sglang; "": none of them. ``status``: how a server of kvtop's calls
+    its run (``starting``: it has no engine yet); "": it does not say."""
 
     kind: str
     engines: list[EngineSample]
     started: float | None
+    status: str = ""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class _Engine:
 def understand(series: Iterable[Series]) -> Meaning:
     """``series`` sorted by engine and put under kvtop's names."""
     engines: dict[Key, _Engine] = {}
-    kind, started, ours = "", None, False
+    kind, started, ours, status = "", None, False, ""
     sorted_out: list[tuple[Key, str, Series]] = []
     # Told twice, which no server should, a series counts once: what was told last.
     once = {(found.name, *sorted(found.labels.items())): found for found in series}
@@ -76,7 +78,7 @@ def understand(series: Iterable[Series]) -> Meaning:
         if found.name == STARTED:
             started = found.value if math.isfinite(found.value) else None
         elif found.name == OURS:
-            ours = True
+            ours, status = True, found.labels.get("status", "")
         else:
             name = _ALIASES.get(found.name, found.name)
             kind = kind or ("kvtop" if name in _OWN else name.partition(":")[0])
@@ -92,6 +94,7 @@ def understand(series: Iterable[Series]) -> Meaning:
         "kvtop" if ours else kind,
         [_sample(name, engine) for (name, _), engine in sorted(_joined(engines).items())],
         started,
+        status,
     )
 
 

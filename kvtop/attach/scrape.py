@@ -18,8 +18,9 @@ from contextlib import suppress
 
 from kvtop.attach.address import Address, without_user
 from kvtop.attach.exposition import Exposition
-from kvtop.attach.names import WANTED, understand
+from kvtop.attach.names import WANTED, Meaning, understand
 from kvtop.engine.events import EngineSample, Sample
+from kvtop.state.session_status import NOT_LOADED
 from kvtop.workloads.words import counted
 
 MAX_BODY_BYTES = 64 << 20
@@ -87,7 +88,7 @@ class Scraper:
             return "", [], None, problem
         meaning = understand(parsed.series)
         if not meaning.engines:
-            return "", [], None, f"{counted(parsed.num_lines, 'metric')}, but none of vLLM, SGLang or kvtop"
+            return meaning.kind, [], None, _nobody(meaning, parsed.num_lines)
         return meaning.kind, meaning.engines, meaning.started, ""
 
     def _fetch(self) -> tuple[bytes, str]:
@@ -190,6 +191,13 @@ def _body(answer: http.client.HTTPResponse, deadline: float, timeout_s: float, m
     if expected.isdigit() and int(expected) > size:
         return b"", f"bad response: cut off after {size:,} of {int(expected):,} bytes"
     return b"".join(pieces), ""
+
+
+def _nobody(meaning: Meaning, num_metrics: int) -> str:
+    """Why a whole answer tells of no engine."""
+    if meaning.kind != "kvtop":
+        return f"{counted(num_metrics, 'metric')}, but none of vLLM, SGLang or kvtop"
+    return NOT_LOADED if meaning.status in ("starting", "") else f"it has no figures: its run is {meaning.status[:20]}"
 
 
 def _status(error: urllib.error.HTTPError) -> str:

@@ -125,12 +125,13 @@ def one_line(state: RunState) -> str:
     problems += [f"{endpoint}: {problem}" for endpoint, problem in state.attached.troubles.items()]
     # Where nobody has answered yet, the reason is said once, not beside each figure.
     figures = {name: told(state, NUMBERS[name]) for name in names if state.attached.rows or not problems}
-    marks = {name: truth for name, (_, truth) in figures.items() if truth not in ("", "exact", "bucket")}
+    truths = {truth for _, truth in figures.values() if truth}
+    doubts = truths - {"exact", "bucket"}
     when = f"{state.t_ns / 1e9:.0f} s"
-    if len(marks) > 1 and len(set(marks.values())) == 1:  # stale, or not of all servers: it is said once
-        when, marks = f"{when}, {next(iter(marks.values()))}", {}
+    if len(truths) == 1 and doubts:  # stale, or not of all servers: it is said once, if it is true of every figure
+        when, doubts = f"{when}, {doubts.pop()}", set()
     parts = [
-        f"{NUMBERS[name].title} {figure}" + (f" ({marks[name]})" if name in marks else "")
-        for name, (figure, _) in figures.items()
+        f"{NUMBERS[name].title} {figure}" + (f" ({truth})" if truth in doubts else "")
+        for name, (figure, truth) in figures.items()
     ]
     return clean("; ".join([when, *parts, *problems]))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Look once at running servers and say what kvtop can show of them, what is missing, and which flag of theirs gives it.
-Exit codes: 0 all there, 1 something is missing, 2 unreachable, or no server of vLLM, SGLang or kvtop."""
+Exit codes: 0 all there, 1 something is missing, or not known while kvtop's server loads its model, 2 unreachable, or no
+server of vLLM, SGLang or kvtop."""
 
 EXAMPLES = """
 kvtop doctor http://127.0.0.1:8000

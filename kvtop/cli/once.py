@@ -146,8 +146,12 @@ def _recorded(run: Path, step: int | None) -> RunState:
             if step is not None and event.step > step:
                 break
         reduce(state, event)
-    if step is not None and (first is None or step > state.step):
-        steps = "has no steps" if first is None else f"has steps {first:,} to {state.step:,}"
+    if step is None:
+        return state
+    if first is None:
+        raise UsageError(f"--step {step}: {run} has no steps")
+    if step > state.step:
+        steps = f"has steps {first:,} to {state.step:,}" if first <= step else f"begins with step {first:,}"
         raise UsageError(f"--step {step}: {run} {steps}")
     return state
 

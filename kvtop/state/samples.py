@@ -3,14 +3,15 @@ segment of the ring: as columns of numbers, not as rows."""
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
+
+from kvtop.analysis.stats import percentile
 
 if TYPE_CHECKING:
     from kvtop.state.model import SequenceState
@@ -56,8 +57,8 @@ class Points:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Counted:
-    """How often each value occurs, kept as values come and go."""
+class Counted(Sequence[int]):
+    """How often each value occurs, kept as values come and go. As a sequence: all of them, ascending."""
 
     def __init__(self, points: Iterable[Point] = ()) -> None:
         self.values: list[int] = []  # that occur, ascending
@@ -82,21 +83,26 @@ class Counted:
     def n(self) -> int:
         return self._added_up()[-1] if self.values else 0
 
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        """A value by its rank, without a look at every one."""
+        if isinstance(index, slice):
+            return [self[rank] for rank in range(*index.indices(self.n))]
+        return self.values[bisect_right(self._added_up(), range(self.n)[index])]
+
     def _added_up(self) -> list[int]:
         if self._sums is None:
             self._sums = list(accumulate(map(self._counts.__getitem__, self.values)))
         return self._sums
 
     def percentile(self, q: float) -> float | None:
-        """As ``counted_percentile``, without a look at every value."""
-        if not self.values:
-            return None
-        sums = self._added_up()
-        rank = (sums[-1] - 1) * q / 100
-        low = math.floor(rank)
-        below = self.values[bisect_right(sums, low)]
-        above = self.values[min(bisect_right(sums, low + 1), len(sums) - 1)]
-        return below + (above - below) * (rank - low)
+        return percentile(self, q)
 
 
 @dataclass(slots=True)

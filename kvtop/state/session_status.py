@@ -8,6 +8,7 @@ from kvtop.state.attached_reading import no_events
 from kvtop.state.model import RunState
 
 CONNECTING, NO_ANSWER, STALE = "connecting", "no_answer", "stale"
+NOT_LOADED = "starting: its model is not loaded yet"  # the problem of a server of kvtop's that has no figures so far
 
 
 def has_answered(attached: Attached) -> bool:
@@ -16,16 +17,16 @@ def has_answered(attached: Attached) -> bool:
 
 
 def status_of(state: RunState) -> str:
-    """``state.status``. While servers are looked at also ``connecting`` (none has answered or failed to yet),
-    ``no_answer`` (none ever has) or ``stale`` (one that did does so no longer)."""
+    """``state.status``. While servers are looked at also ``connecting`` (nothing is known of any yet, or only that
+    kvtop's load their models), ``no_answer`` (none ever has) or ``stale`` (one that did does so no longer)."""
     attached = state.attached
     if attached is None or state.status != "running":
         return state.status
     servers = attached.servers.values()
     if any(server.t_ok_ns is not None for server in servers) or (attached.streams and not servers):
         return STALE if attached.is_stale(state.t_ns) else state.status
-    has_failed = any(server.problem for server in servers) if servers else bool(attached.troubles)
-    return NO_ANSWER if has_failed else CONNECTING
+    problems = {server.problem for server in servers} if servers else set(attached.troubles)
+    return NO_ANSWER if problems - {"", NOT_LOADED} else CONNECTING
 
 
 def tells_simulated(engine: EngineSample) -> bool:
@@ -45,7 +46,8 @@ def told_elsewhere(state: RunState) -> dict[str, str]:
     attached = state.attached
     if attached is None:
         return {}
-    found = {server.problem: "no answer" for server in attached.servers.values() if server.t_ok_ns is None}
+    problems = [server.problem for server in attached.servers.values() if server.t_ok_ns is None]
+    found = {problem: "it is starting" if problem == NOT_LOADED else "no answer" for problem in problems}
     if attached.troubles and (why := no_events(state)):
         found[why] = "no KV events"
     found.pop("", None)

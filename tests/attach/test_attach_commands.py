@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from attach_helpers import count_looks_as_seconds, folded, sample, silence, stored
+from attach_helpers import count_looks_as_seconds, folded, gauge, sample, silence, stored
 from fake_server import Answer, FakeMetrics, FakePublisher, recorded_messages, recorded_metrics
 
 from kvtop.attach.address import is_address
@@ -155,11 +155,36 @@ def test_a_line_says_once_that_its_figures_are_stale_or_not_of_all_servers() -> 
     assert line.count("stale") == 1
 
 
-def test_a_server_of_kvtops_is_known_while_its_model_loads() -> None:
+def test_a_line_says_beside_a_figure_what_is_true_of_it_alone() -> None:
+    text = gauge("vllm:num_requests_running", 1, engine="0") + gauge("vllm:num_requests_running", 2, engine="1")
+    text += gauge("vllm:num_requests_waiting", 3, engine="0")
+    line = one_line(folded([sample(1, text)]))
+    assert line.startswith("1 s; ")
+    assert "; running 3; waiting 3 (partial: 1 of 2 engines); " in line
+    hits = "".join(gauge(f"vllm:prefix_cache_{what}_total", n, engine="0") for what, n in (("hits", 1), ("queries", 2)))
+    line = one_line(folded([sample(1, text + hits)]))
+    assert line.count("partial: 1 of 2 engines") == 2
+    assert line.startswith("1 s; ")
+
+
+def test_a_server_of_kvtops_is_starting_while_its_model_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count_looks_as_seconds(monkeypatch)
     exporter = Exporter()
     exporter.open()
-    found = sample(1, exporter.render())
-    assert (found.kind, found.problem) == ("kvtop", "")
+    told = "starting: its model is not loaded yet"
+    with FakeMetrics(Answer(exporter.render().encode())) as fake:
+        assert main(["doctor", fake.url]) == 1
+        out = capsys.readouterr().out
+        assert re.search(rf"\?    metrics  {told}\n +-> look again", out)
+        assert "kvtop's own servers publish none" in out
+        assert main(["attach", fake.url, "--seconds", "2"]) == 1
+        assert f"; {fake.url}: {told}\n" in capsys.readouterr().out
+        assert main(["once", fake.url]) == 1
+        out = capsys.readouterr().out
+        assert re.search(r"^status +connecting$", out, re.M)
+        assert re.search(r"^queue.running +not reported: it is starting$", out, re.M)
 
 
 def test_a_recording_of_nobody_and_one_of_events_alone(

@@ -129,6 +129,7 @@ def test_an_answer_that_is_too_large_is_no_servers_own(
         ("HTTP 401: needs --api-key, or another one", "KVTOP_API_KEY"),
         ("bad response: HTML, not Prometheus text", "own address and port"),
         ("12 metrics, but none of vLLM, SGLang or kvtop", "while it loads its model"),
+        ("it has no figures: its run is failed", "its own screen and output"),
         ("HTTP 301: moved to http://slow.example/; give that one", "own address and port"),
         ("HTTP 302: moved to http://unreachable/HTTP 401; give that one", "own address and port"),
     ],

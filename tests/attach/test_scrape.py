@@ -39,6 +39,7 @@ def test_a_recorded_body_is_understood() -> None:
         (Answer(GOOD, length=900), "bad response: cut off after 28"),
         (Answer(b'{"status": "ok"}\n'), "bad response: no sample in it, not Prometheus text"),
         (Answer(b"node_load1 0.5\n"), "1 metric, but none of vLLM, SGLang or kvtop"),
+        (Answer(b'kvtop_run_info{status="failed"} 1\n'), "it has no figures: its run is failed"),
         (Answer(b"nope", status=401), "HTTP 401: needs --api-key, or another one"),
         (Answer(b"nope", status=403), "HTTP 403: needs --api-key, or another one"),
         (Answer(b"", status=404), "HTTP 404: no metrics at this address (SGLang: start it with --enable-metrics)"),

@@ -9,8 +9,8 @@ import pytest
 
 from kvtop.cli.main import main
 from kvtop.cli.plain import run_plain
-from kvtop.engine.events import Event, RunEnded, StepEvent
-from kvtop.results.recording import read_frames
+from kvtop.engine.events import Event, RunEnded, RunStarted, Sample, StepEvent
+from kvtop.results.recording import FRAMES_NAME, FrameWriter, read_frames
 from kvtop.run.recorded import RecordedSession
 from kvtop.state.model import FRESH, IDLE, USED, RunState
 from kvtop.state.numbers import NUMBERS, read_all
@@ -73,6 +73,20 @@ def test_what_is_not_there_is_not_shown(words, told, capsys):
     out, err = capsys.readouterr()
     assert not out
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "told"),
+    [((5, 6), 3, "begins with step 5"), ((5, 6), 7, "has steps 5 to 6"), ((), 0, "has no steps")],
+)
+def test_a_step_that_a_recording_lacks_is_answered_with_those_it_has(steps, step, told, tmp_path, capsys):
+    looks = [Sample(step=number, t_ns=number, server="http://a:1") for number in steps]
+    with FrameWriter(tmp_path / FRAMES_NAME) as writer:
+        writer.write([RunStarted(run_id="x", manifest={"executor": "attached"}), *looks])
+        writer.finish()
+    path = tmp_path / FRAMES_NAME
+    assert main(["once", str(path), "--step", str(step)]) == 2
+    assert capsys.readouterr().err == f"kvtop: --step {step}: {path} {told}\n"
 
 
 def test_several_servers_are_shown_together(capsys):
