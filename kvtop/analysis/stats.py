@@ -17,23 +17,6 @@ def percentile(ordered: Sequence[float], q: float) -> float | None:
     return below + (above - below) * (rank - low)
 
 
-def counted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float | None:
-    """``percentile`` of values that come as (value, how many of it), ascending by value."""
-    total = sum(count for _, count in ordered)
-    if not total:
-        return None
-    rank = (total - 1) * q / 100
-    low, passed = math.floor(rank), 0
-    below: float | None = None
-    for value, count in ordered:
-        passed += count
-        if below is None and passed > low:
-            below = value
-        if below is not None and (passed > low + 1 or passed == total):
-            return below + (value - below) * (rank - low)
-    return below
-
-
 def mean(values: Sequence[float]) -> float | None:
     """The mean, summed without rounding error; None when there are no values."""
     return math.fsum(values) / len(values) if values else None

@@ -40,6 +40,7 @@ COUNTERS: Table = {
     "recomputed_tokens": ("kvtop_recomputed_tokens_total",),
     "copies": ("kvtop_block_copies_total",),
     "steps": ("kvtop_steps_total",),
+    "step_seconds": ("kvtop_step_part_seconds_total",),
     "events_dropped": ("kvtop_events_dropped_total",),
     "finished": ("vllm:request_success_total", "sglang:num_requests_total"),
     "rejected": ("kvtop_requests_rejected_total", "vllm:admission_rejections_total"),

@@ -245,7 +245,6 @@ FIGURES: dict[str, Figure] = OWN | {
     "throughput.prefill_tokens_s": Figure(_computed, (("prompt_tokens", "hit_tokens"),)),
     "throughput.decode_tokens_s": _rate("generation_tokens"),
     "throughput.requests_s": _rate("finished"),
-    "throughput.step_ns": never("servers do not report single steps"),
     "run.preemptions": _counter("preemptions"),
     "run.finished": _counter("finished"),
     "run.rejected": _counter("rejected"),

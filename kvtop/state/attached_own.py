@@ -28,6 +28,8 @@ from kvtop.state.model import RunState
 
 ENDS = "lookup_ends/"
 BY_LOOKUPS = "prefix lookups whose match ended for this reason / all lookups"
+STEPS_NS = 5_000_000_000
+BY_STEPS = "time in steps / steps, of the last 5 s: a mean"
 
 
 def told(found: Sum, attached: Attached, name: str, why: str) -> Reading:
@@ -97,6 +99,18 @@ def _dropped(attached: Attached, state: RunState) -> Reading:
     return Reading(sum(stream.num_lost for stream in attached.streams.values()), "events")
 
 
+def _step(attached: Attached, state: RunState) -> Reading:
+    names = ("step_seconds", "steps")
+    gone = next((name for name in names if added_counter(attached, name).value is None), "")
+    if gone:
+        return missing(unless_own(attached, gone, NOT_REPORTED))
+    found = added_growth(attached, names, state.t_ns, STEPS_NS)
+    if found.values is None:
+        return missing(found.problem or TWO_LOOKS)
+    seconds, steps = found.values
+    return truly(seconds / steps * 1e9, "estimate", found.part) if steps > 0 else missing("no step in the window")
+
+
 def _missed(reason: str) -> Figure:
     """Of the lookups of the last minute, those that ended for ``reason``."""
 
@@ -126,6 +140,7 @@ OWN: dict[str, Figure] = {
     **{f"cache.missed_{reason}": _missed(reason) for reason in MissReason},
     "cache.evictions": _of_events("evictions", _removed),
     "cache.regretted_tokens": _of_events("regretted_tokens", _wanted_again),
+    "throughput.step_ns": Figure(_step, (("step_seconds", "steps"),), BY_STEPS),
     "run.recomputed_tokens": _counter("recomputed_tokens"),
     "run.copies": _counter("copies"),
     "run.events_dropped": Figure(_dropped, (("events_dropped",),)),

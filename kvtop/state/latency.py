@@ -10,10 +10,9 @@ from typing import Any
 
 from kvtop.analysis.outcome import status_of
 from kvtop.analysis.slo import Goodput, goodput, parse_slo
-from kvtop.analysis.stats import counted_percentile
 from kvtop.state.model import RunState
 from kvtop.state.request_rows import EndedRow, Row, ended_rows
-from kvtop.state.samples import LATENCY_WINDOW_NS, Point, Samples
+from kvtop.state.samples import LATENCY_WINDOW_NS, Counted, Point, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +90,11 @@ def _counted(points: Iterable[Point]) -> list[tuple[int, int]]:
 
 
 def spread_of(points: Iterable[Point]) -> Spread:
-    ordered = _counted(points)
-    if not ordered:
+    counted = Counted(points)
+    if not counted.values:
         return Spread()
-    p50, p90, p95, p99 = (counted_percentile(ordered, q) for q in (50, 90, 95, 99))
-    return Spread(sum(count for _, count in ordered), p50, p90, p95, p99, ordered[-1][0])
+    p50, p90, p95, p99 = (counted.percentile(q) for q in (50, 90, 95, 99))
+    return Spread(counted.n, p50, p90, p95, p99, counted.values[-1])
 
 
 _SERIES = ((10, 12, 15, 20, 25, 30, 40, 50, 60, 80), (10, 15, 20, 30, 50, 70), (10, 20, 50), (10,))

@@ -70,6 +70,20 @@ def test_causes_of_misses_are_shares_of_the_lookups_between_two_looks() -> None:
     assert read_number(idle, "cache.missed_evicted").missing == "no lookups in the window"
 
 
+def test_the_mean_step_is_told_of_the_steps_between_two_looks() -> None:
+    state = looked()
+    assert read_number(state, "throughput.step_ns")[:2] == (pytest.approx(12_000_000), "estimate")
+    formula, source = meaning(state, NUMBERS["throughput.step_ns"])
+    assert formula == "time in steps / steps, of the last 5 s: a mean"
+    assert source == "estimate, kvtop_step_part_seconds_total and kvtop_steps_total"
+    last = moments()[1].text
+    assert read_number(folded([sample(1, last)]), "throughput.step_ns").missing == "two looks are needed"
+    idle = folded([sample(1, last), sample(2, last)])
+    assert read_number(idle, "throughput.step_ns").missing == "no step in the window"
+    other = folded([sample(1, recorded_metrics()[-1][1])])
+    assert read_number(other, "throughput.step_ns").missing == NOT_REPORTED
+
+
 def test_who_waits_is_told_by_reason() -> None:
     reading = read_number(looked(), "queue.waiting")
     assert dict(reading.by) == moments()[1].waiting

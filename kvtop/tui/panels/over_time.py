@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from kvtop.analysis.stats import counted_percentile
-from kvtop.state.samples import LATENCY_WINDOW_NS
+from kvtop.state.samples import LATENCY_WINDOW_NS, Counted, Point
 from kvtop.state.slow import Analysis
 from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import BARS
@@ -53,12 +52,11 @@ m mark        , and . lead from one to the next"""
 
 
 def _percentiles(found: Analysis, start_ns: int, span_ns: int, columns: int) -> tuple[list[float], list[float]]:
-    counts: list[dict[int, int]] = [{} for _ in range(columns)]
-    for t_ns, value, count in found.points:
-        place = min(columns - 1, max(0, (t_ns - start_ns) * columns // span_ns))
-        counts[place][value] = counts[place].get(value, 0) + count
-    ordered = [sorted(column.items()) for column in counts]
-    p50, p95 = ([counted_percentile(column, q) or 0.0 for column in ordered] for q in (50, 95))
+    places: list[list[Point]] = [[] for _ in range(columns)]
+    for point in found.points:
+        places[min(columns - 1, max(0, (point[0] - start_ns) * columns // span_ns))].append(point)
+    counted = [Counted(points) for points in places]
+    p50, p95 = ([column.percentile(q) or 0.0 for column in counted] for q in (50, 95))
     return p50, p95
 
 
