@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from typing import TypeVar
 
 from kvtop.engine.events import BlockRow, Decision, Keyframe
 from kvtop.engine.types import NULL_BLOCK
@@ -17,6 +18,9 @@ from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolStat
 BlockFold = Callable[[PoolState, Sequences, Iterable[Decision], int], None]
 """(pool, live sequences, decisions of one kind in a row, step)"""
 
+First = TypeVar("First")
+Second = TypeVar("Second")
+Last = TypeVar("Last")
 _STATES = {"fresh": FRESH, "idle": IDLE, "used": USED, "in_transfer": IN_TRANSFER, "withheld": WITHHELD}
 
 
@@ -183,11 +187,15 @@ def fill(pool: PoolState, table: list[int], start: int, end: int) -> None:
             pool.dirty.add(block)
 
 
-def _one_by_one(fold: Callable[[PoolState, Sequences, Decision, int], None]) -> BlockFold:
+def one_by_one(
+    fold: Callable[[First, Second, Decision, Last], None],
+) -> Callable[[First, Second, Iterable[Decision], Last], None]:
+    """A fold of decisions in a row from the fold of one."""
+
     @wraps(fold)
-    def fold_run(pool: PoolState, sequences: Sequences, run: Iterable[Decision], step: int) -> None:
+    def fold_run(first: First, second: Second, run: Iterable[Decision], last: Last) -> None:
         for decision in run:
-            fold(pool, sequences, decision, step)
+            fold(first, second, decision, last)
 
     return fold_run
 
@@ -197,16 +205,16 @@ BLOCK_FOLDS: dict[str, BlockFold] = {
     "free": block_runs.free,
     "publish": block_runs.publish,
     "evict": block_runs.evict,
-    "share": _one_by_one(_share),
-    "copy": _one_by_one(_copy),
-    "unpublish": _one_by_one(_unpublish),
-    "pin": _one_by_one(_pin),
-    "unpin": _one_by_one(_unpin),
-    "withhold": _one_by_one(_withhold),
-    "give_back": _one_by_one(_give_back),
-    "config": _one_by_one(_config),
-    "swap_in": _one_by_one(_swap_in),
-    "host_load": _one_by_one(_host_load),
+    "share": one_by_one(_share),
+    "copy": one_by_one(_copy),
+    "unpublish": one_by_one(_unpublish),
+    "pin": one_by_one(_pin),
+    "unpin": one_by_one(_unpin),
+    "withhold": one_by_one(_withhold),
+    "give_back": one_by_one(_give_back),
+    "config": one_by_one(_config),
+    "swap_in": one_by_one(_swap_in),
+    "host_load": one_by_one(_host_load),
 }
 
 

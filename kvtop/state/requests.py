@@ -5,10 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import wraps
 
 from kvtop.engine.events import Decision, StepEvent
-from kvtop.state.blocks import fill
+from kvtop.state.blocks import fill, one_by_one
 from kvtop.state.model import RunState, SequenceState
 
 
@@ -199,29 +198,20 @@ def _ended(state: RunState, event: StepEvent, decision: Decision, notes: StepNot
     notes.ended.append(decision[1])
 
 
-def _one_by_one(fold: Callable[[RunState, StepEvent, Decision, StepNotes], None]) -> RequestFold:
-    @wraps(fold)
-    def fold_run(state: RunState, event: StepEvent, run: Iterable[Decision], notes: StepNotes) -> None:
-        for decision in run:
-            fold(state, event, decision, notes)
-
-    return fold_run
-
-
 REQUEST_FOLDS: dict[str, RequestFold] = {
     "chunk": fold_chunks,
-    "arrived": _one_by_one(_arrived),
-    "lookup": _one_by_one(_lookup),
-    "admitted": _one_by_one(_admitted),
-    "resumed": _one_by_one(_resumed_sequence),
-    "skipped": _one_by_one(_skipped),
-    "forked": _one_by_one(_forked),
-    "restarted": _one_by_one(_restarted),
-    "chosen": _one_by_one(_chosen),
-    "first_token": _one_by_one(_first_token),
-    "preempted": _one_by_one(_preempted),
-    "finished": _one_by_one(_ended),
-    "aborted": _one_by_one(_ended),
+    "arrived": one_by_one(_arrived),
+    "lookup": one_by_one(_lookup),
+    "admitted": one_by_one(_admitted),
+    "resumed": one_by_one(_resumed_sequence),
+    "skipped": one_by_one(_skipped),
+    "forked": one_by_one(_forked),
+    "restarted": one_by_one(_restarted),
+    "chosen": one_by_one(_chosen),
+    "first_token": one_by_one(_first_token),
+    "preempted": one_by_one(_preempted),
+    "finished": one_by_one(_ended),
+    "aborted": one_by_one(_ended),
 }
 
 

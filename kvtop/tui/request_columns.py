@@ -45,6 +45,11 @@ def _ns(value: float | None) -> str:
     return "" if value is None else duration(value)
 
 
+def _itl(row: Row) -> str:
+    """ "-": there is a first token, and no gap yet. An empty cell would be taken over by what stands behind it."""
+    return "-" if row.itl_ns is None and row.ttft_ns is not None else _ns(row.itl_ns)
+
+
 def _block_seconds(row: Row) -> str:
     return (
         ""
@@ -97,11 +102,11 @@ COLUMNS: tuple[RequestColumn, ...] = (
     RequestColumn("blk·s", Column("blk·s", 5, "right", 100), _block_seconds, lambda r: r.block_ns),
     RequestColumn("queue", Column("queue", 7, "right", 150), lambda r: _ns(r.queue_ns), lambda r: r.queue_ns),
     RequestColumn("TTFT", Column("TTFT", 7, "right"), lambda r: _ns(r.ttft_ns), lambda r: r.ttft_ns),
-    RequestColumn("ITL", Column("ITL", 7, "right"), lambda r: _ns(r.itl_ns), lambda r: r.itl_ns),
+    RequestColumn("ITL", Column("ITL", 7, "right"), _itl, lambda r: r.itl_ns),
     RequestColumn("TPOT", Column("TPOT", 7, "right", 220), lambda r: _ns(r.tpot_ns), lambda r: r.tpot_ns),
     RequestColumn("ETA", Column("ETA", 8, "right", 180), _eta, lambda r: r.eta_ns),
     RequestColumn("preempted", Column("pre", 3, "right", 100), _preempted, lambda r: r.preemptions),
-    RequestColumn("redo", Column("redo", 5, "right", 180), lambda r: _count(r.redo or None), lambda r: r.redo),
+    RequestColumn("redo", Column("recomputed", 10, "right", 180), lambda r: _count(r.redo or None), lambda r: r.redo),
     RequestColumn("reason", Column("why", 0), lambda r: doing(r), lambda r: r.wait_ns or None),
 )
 
@@ -113,14 +118,15 @@ SORTS = ("", *(column.key for column in COLUMNS if column.order is not None))
 _FIRST = ("id", "state", "tenant", "prefix", "age", "prompt")
 
 
-def cells_of(row: Row, roomy: bool = True) -> list[Cell]:
+def cells_of(row: Row, roomy: bool = True, names: bool = True) -> list[Cell]:
     """A cell for every column. Not ``roomy``: what somebody waits for takes the place of all but the first ones."""
     style = "text" if row.is_running else "soft" if isinstance(row, LiveRow) else "faint"
-    few = not roomy and isinstance(row, LiveRow) and not row.is_running
-    shown = (*_FIRST, "reason") if few else BY_KEY
-    return [
+    few = row if not roomy and isinstance(row, LiveRow) and not row.is_running else None
+    shown = (*_FIRST, "reason") if few is not None else BY_KEY
+    cells = [
         (column.text(row), _style(column.key, row, style)) if column.key in shown else ("", style) for column in COLUMNS
     ]
+    return [*cells[:-1], (_waits(few, names), cells[-1][1])] if few is not None else cells
 
 
 def _style(key: str, row: Row, plain: str) -> str:
@@ -151,7 +157,8 @@ def doing(row: Row) -> str:
     return f"{100 * row.seq.num_computed // max(1, row.known)} %" if row.status == "prefill" else ""
 
 
-def _waits(row: LiveRow) -> str:
+def _waits(row: LiveRow, names: bool = True) -> str:
+    """Without ``names`` not for whose end: that is the half of the line that would be cut."""
     state, seq = row.state, row.seq
     text = wait_reason(seq, state)
     if row.reason == "no_blocks" and seq.need_blocks is not None:
@@ -161,6 +168,8 @@ def _waits(row: LiveRow) -> str:
     ahead = unblocks(state, seq)
     if ahead is None:
         return text
+    if not names:
+        return f"{text}; in ~{duration(ahead.ns)}"
     who = clean(ahead.after[-1]) if len(ahead.after) == 1 else f"{len(ahead.after)} requests"
     return f"{text}; ~{duration(ahead.ns)}, when {who} end{'s' if len(ahead.after) == 1 else ''}"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from textual.driver import Driver
 
 from kvtop.engine.events import Pause, Resume
+from kvtop.tui.terminal import EXIT_GONE, has_terminal
 
 if TYPE_CHECKING:
     from kvtop.tui.app import KvtopApp
@@ -47,6 +48,12 @@ class Suspension:
         self._stop(signal.SIGTSTP, None)
 
     def _on_continue(self) -> None:
+        # A terminal that is closed sends SIGHUP and then this: whoever reads keys from then on is never told to stop.
+        if self._app._exit:
+            return
+        if not has_terminal():
+            self._app.exit(return_code=EXIT_GONE)
+            return
         if not self._is_given_back:
             self._driver.suspend_application_mode()
         assert callable(self._go_on)

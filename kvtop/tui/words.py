@@ -20,17 +20,17 @@ STATUS = {
 
 
 def wait_reason(seq: SequenceState, state: RunState) -> str:
-    """Why ``seq`` waits, with the numbers and the one who is in the way."""
+    """Why ``seq`` waits, with the one who is in the way and the numbers of the last time it was refused."""
     reason, who = state.wait_reason(seq)
     need, have, blocker = seq.need_blocks, seq.have_blocks, clean(who)
     blocks = "" if need is None or have is None else f"needs {plural(need, 'block')}, "
     match reason:
         case "no_blocks":
-            return f"{blocks}{have:,} available" if blocks else "not enough blocks available"
+            return f"{blocks}there were {have:,}" if blocks else "not enough blocks available"
         case "pinned":
-            return f"{blocks}{have:,} available: the rest is pinned" if blocks else "the blocks it needs are pinned"
+            return f"{blocks}there were {have:,}: the rest is pinned" if blocks else "the blocks it needs are pinned"
         case "no_hole":
-            return f"{blocks}no hole that large ({have:,} available)" if blocks else "no hole large enough"
+            return f"{blocks}no hole that large (there were {have:,})" if blocks else "no hole large enough"
         case "seats":
             seats = state.manifest.get("max_num_seqs")
             return f"all {seats:,} seats taken" if isinstance(seats, int) else "all seats taken"

@@ -7,50 +7,13 @@ import random
 import pytest
 from rich.cells import cell_len
 from tui_fakes import FakeSession, app_with, go, recorded, screen_lines, screen_text, settled
+from tui_keyframes import keyframe, sequence, started, used
 
-from kvtop.engine.events import (
-    BlockRow,
-    Keyframe,
-    Notice,
-    Pause,
-    Paused,
-    Resume,
-    Resumed,
-    RunEnded,
-    RunStarted,
-    SequenceRow,
-    Step,
-)
+from kvtop.engine.events import Notice, Pause, Paused, Resume, Resumed, RunEnded, Step
 from kvtop.tui.screens import SCREENS
 from kvtop.tui.screens.dialogs import FailureScreen, HelpScreen, help_text
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.line_table import LineTable
-
-MANIFEST = {"model": "tiny", "device": "cpu", "policy": "fcfs", "executor": "torch", "clock": "real", "max_num_seqs": 8}
-
-
-def started(**manifest) -> RunStarted:
-    return RunStarted(run_id="r", manifest={**MANIFEST, **manifest})
-
-
-def sequence(name: str, state: str, table: list[int], reason: str = "", blocker: str = "") -> SequenceRow:
-    return SequenceRow(name, name, state, 40, 41, 40, 100, 16, 0, table, reason, blocker, 0, 0, None, None)
-
-
-def used(block: int, refcount: int, filled: int = 16, key: int | None = 0xABCD1234) -> BlockRow:
-    return BlockRow(block, "used", refcount, filled, key, None, 1, 5, 3, 0)
-
-
-def keyframe(*sequences: SequenceRow, blocks: list[BlockRow] | None = None, num_blocks: int = 64) -> Keyframe:
-    return Keyframe(
-        step=7,
-        t_ns=2_000_000_000,
-        num_blocks=num_blocks,
-        block_size=16,
-        blocks=blocks or [],
-        sequences=list(sequences),
-        totals={},
-    )
 
 
 async def test_a_timer_that_fires_while_the_screens_are_taken_apart_does_nothing():
@@ -111,42 +74,6 @@ async def test_p_pauses_then_resumes_and_n_steps_only_while_paused():
         assert "pause" in screen_lines(app)[-1]
 
 
-async def test_the_cursor_tells_who_holds_a_block_and_which_positions():
-    blocks = [used(3, 2), used(4, 1, filled=8, key=None)]
-    rows = [sequence("alice", "running", [3, 4]), sequence("bob", "running", [3])]
-    app = app_with([started(), keyframe(*rows, blocks=blocks)])
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        await go(pilot, "2")
-        assert "held by nobody" in screen_text(app)
-        await pilot.press("right", "right", "l")
-        await settled(pilot)
-        text = screen_text(app)
-        assert "block 3  shared by 2  tokens 16/16" in text
-        assert "held by alice bob  positions 0-15  published as abcd1234" in text
-        await pilot.press("right")
-        await settled(pilot)
-        text = screen_text(app)
-        assert "block 4  used by 1  tokens 8/16" in text
-        assert "held by alice  positions 16-31  not published" in text
-
-
-async def test_enter_on_a_block_leads_to_its_owner_and_escape_back_to_the_block():
-    rows = [sequence("alice", "running", [5]), sequence("bob", "running", [5])]
-    app = app_with([started(), keyframe(*rows, blocks=[used(5, 2)])])
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        for owner in ("alice", "bob", "alice"):  # each time the next one
-            await go(pilot, "2")
-            app.screen.query_one(BlockMap).move_to(5)
-            await go(pilot, "enter")
-            assert app.screen.query_one(LineTable).selected == owner
-            assert app.selected["request"] == owner
-            await go(pilot, "escape")
-            assert app.screen.query_one(BlockMap).cursor == 5
-            assert app.screen.query_one(BlockMap)._lit == {5}
-
-
 @pytest.mark.parametrize(
     ("reason", "blocker", "expected"),
     [
@@ -199,36 +126,6 @@ async def test_selection_follows_the_request_and_moves_on_when_it_is_gone():
         assert table.selected == "b"
         await settled(pilot, keyframe(rows[0], rows[2]))
         assert table.selected == "c"
-
-
-async def test_the_cursor_stays_on_its_block_when_the_size_changes_the_density():
-    app = app_with([started(), keyframe(num_blocks=5000)])
-    async with app.run_test(size=(200, 50)) as pilot:
-        await settled(pilot)
-        await go(pilot, "2")
-        block_map = app.screen.query_one(BlockMap)
-        block_map.move_to(4321)
-        before = block_map.grid.density
-        await pilot.resize_terminal(80, 24)
-        await settled(pilot)
-        assert block_map.grid.density > before
-        assert block_map.cursor == 4321
-
-
-async def test_d_shows_one_block_a_cell_and_scrolls_to_the_cursor():
-    app = app_with([started(), keyframe(num_blocks=5000)])
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        await go(pilot, "2")
-        block_map = app.screen.query_one(BlockMap)
-        assert f"1 cell = {block_map.grid.density} blocks" in screen_text(app)
-        await pilot.press("d", "end")
-        await settled(pilot)
-        assert block_map.grid.density == 1
-        assert "block 4,999" in screen_text(app)
-        assert f"of {block_map.grid.num_rows}" in screen_text(app)
-        await pilot.press("home", "pagedown", "up", "pageup")
-        assert block_map.cursor == 0
 
 
 @pytest.mark.parametrize("key", [entry.key for entry in SCREENS])
@@ -336,20 +233,6 @@ async def test_hostile_names_are_shown_literally_and_never_break_a_line(size):
                 if name.isprintable() and len(name) < 20:
                     assert name in lines[0]
                     assert f"behind {name}" in screen_text(app) or entry.name != "Requests"
-
-
-async def test_room_under_a_small_map_lists_who_holds_most():
-    blocks = [used(i, 2 if i == 0 else 1) for i in range(9)]
-    rows = [sequence("small", "running", [0, 1]), sequence("large", "running", [0, *range(2, 9)])]
-    app = app_with([started(), keyframe(*rows, blocks=blocks)])
-    async with app.run_test(size=(200, 50)) as pilot:
-        await settled(pilot)
-        await go(pilot, "2")
-        lines = screen_lines(app)
-        heading = next(y for y, line in enumerate(lines) if line.startswith("held most by"))
-        assert lines[heading + 1].split()[:4] == ["large", "8", "12.5", "%"]
-        assert "1 shared" in lines[heading + 1]
-        assert lines[heading + 2].split()[:4] == ["small", "2", "3.1", "%"]
 
 
 async def test_no_size_raises_and_every_row_is_full():

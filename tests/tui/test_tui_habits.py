@@ -179,5 +179,12 @@ async def test_in_a_hundred_columns_no_figure_of_queue_cache_and_host_is_cut_off
     shown = [line for line in lines[top : top + 12] if "needs" not in line and "behind head" not in line]
     assert [line for line in shown if "…" in line] == []
     text = "\n".join(lines)
-    for figure in ("conv-49", "recomputed 176 tok", "34.1 % of 26.0k tok", "req. 94.0 %", "memory 5.0/16.0 GiB"):
+    for figure in (
+        "conv-49",
+        "needs 9 blocks, there were 8",
+        "recomputed 176 tok",
+        "34.1 % of 26.0k tok",
+        "req. 94.0 %",
+        "memory 5.0/16.0 GiB",
+    ):
         assert figure in text, figure

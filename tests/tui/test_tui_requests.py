@@ -264,7 +264,7 @@ def many(count: int, t_ns: int = 2_000_000_000) -> Keyframe:
 async def test_of_thousands_only_what_is_seen_is_made(monkeypatch):
     made: list[str] = []
     original = requests_panel.cells_of
-    monkeypatch.setattr(requests_panel, "cells_of", lambda row, roomy: (made.append(row.id), original(row, roomy))[1])
+    monkeypatch.setattr(requests_panel, "cells_of", lambda row, *how: (made.append(row.id), original(row, *how))[1])
     app = app_with([RunStarted(run_id="r", manifest={}), many(5000)])
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)

@@ -18,6 +18,9 @@ from kvtop.state.attached import WINDOW_NS
 from kvtop.state.model import RunState
 from kvtop.state.reduce import reduce
 from kvtop.tui import app as app_module
+from kvtop.tui import suspend as suspend_module
+from kvtop.tui.suspend import Suspension
+from kvtop.tui.terminal import EXIT_GONE
 
 PROGRAM = """
 import sys
@@ -122,3 +125,22 @@ def test_the_rate_of_a_server_is_not_a_mean_over_the_gap(gap_s, rate):
     assert state.attached is not None
     assert state.attached.rows[-1].generation_tokens == rate
     assert WINDOW_NS == 60_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("is_there", "has_ended", "code"), [(False, False, EXIT_GONE), (False, True, 7), (True, True, 7)]
+)
+async def test_a_terminal_that_is_closed_is_not_taken_once_more(monkeypatch, is_there, has_ended, code):
+    """It sends SIGHUP, then SIGCONT: a thread that reads keys from then on is told of no end, and reads for ever."""
+    monkeypatch.setattr(suspend_module, "has_terminal", lambda: is_there)
+    app = app_with(recorded())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        suspension = Suspension.__new__(
+            Suspension
+        )  # without its signal handlers; it touches neither driver nor Textual's
+        suspension._app, suspension._is_given_back = app, False
+        if has_ended:
+            app.exit(return_code=7)
+        suspension._on_continue()
+    assert app.return_code == code

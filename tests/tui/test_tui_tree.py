@@ -83,7 +83,7 @@ async def test_a_row_says_what_a_prefix_holds_and_what_it_saved():
         text = screen_text(app)
         assert "saved 64 tokens" in text
         num_published = sum(key is not None for key in pool_of(app).key)
-        assert f"8 runs of {num_published} blocks" in text
+        assert f"8 runs, {num_published} blocks" in text
 
 
 async def test_right_and_left_open_and_close_and_climb():
@@ -216,7 +216,7 @@ async def test_what_was_evicted_and_wanted_again_is_a_regret_and_the_lookup_says
         app.choose("request", "a2")
         await go(pilot, "3")
         text = screen_text(app)
-        assert "a2  evicted before" in text
+        assert "a2  evicted  at" in text
         assert f"computed again because of evictions {lost} tokens" in text
         assert f"{lost} tokens" in text.split("Regrets")[1]
         line = next(line for line in text.split("Regrets")[1].splitlines() if "a2" in line)

@@ -165,7 +165,7 @@ OVERVIEW: dict[str, list[Rule]] = {
          number("runway.ns", "runway.reclaimable_blocks", "runway.growth_blocks_s")),
         (r"change by ([+-][\d.]+)/s", number("runway.growth_blocks_s")),
         (rf"next victim {NAME}", number("runway.victim")),
-        (r"floor ([\d.]+) a second", number("runway.floor_blocks_s")),
+        (r"decodes alone take ([\d.]+) a second", number("runway.floor_blocks_s")),
         (r"no two steps in the last 10 s", told()),
     ],
     "QueuePanel": [
@@ -173,10 +173,10 @@ OVERVIEW: dict[str, list[Rule]] = {
          lambda data, match: [data["numbers"]["queue.running"], data["run"]["max_num_seqs"]]),
         (r"waiting ([\d,]+|nobody)", number("queue.waiting")),
         (rf"^({WORDS})\s+{COUNT} ▪*\s+{AGE} {NAME}", waiting_row),
-        (rf"^{NAME} needs {COUNT} blocks?, {COUNT} available", head_row),
+        (rf"^{NAME} needs {COUNT} blocks?, there were {COUNT}", head_row),
         (rf"^{NAME} a preemption in this step", lambda data, match: [data["head_of_line"]["name"]]),
         (rf"preempted {COUNT}", number("run.preemptions")),
-        (rf"computed again {COUNT} tok(?:ens?)?", number("run.recomputed_tokens")),
+        (rf"recomputed {COUNT}(?: tok(?:ens?)?)?", number("run.recomputed_tokens")),
     ],
     "CachePanel": [
         (rf"prefix hits {SHARE} of {COUNT} tokens", number("cache.hit_rate", "cache.query_tokens")),
@@ -187,7 +187,7 @@ OVERVIEW: dict[str, list[Rule]] = {
     ],
     "LatencyPanel": [
         (r"last 60 s|p50     p95     p99|no objectives set \(--slo ttft<2s\)", told()),
-        (rf"^SLO   met {SHARE} of {COUNT}  (.*)$", objectives),
+        (rf"^SLO   (?:met )?{SHARE} of {COUNT}  (.*)$", objectives),
         (rf"^(TTFT|ITL|queue)\s+{TIME}\s+{TIME}\s+{TIME}\s+{COUNT}$", latency_row),
     ],
     "ThroughputPanel": [
@@ -243,7 +243,7 @@ def test_the_counts_above_the_requests_are_those_of_the_json(state: State, size:
     look = looks(state, size)["Requests"]
     rules: list[Rule] = [
         (rf"{COUNT} running", number("queue.running")), (rf"{COUNT} waiting", number("queue.waiting")),
-        (rf"{COUNT} finished", number("run.finished")),
+        (rf"{COUNT} (?:finished|done)", number("run.finished")),
     ]  # fmt: skip
     left, wrong, right = unread(look.panels["RequestsPanel"][:1], look.data, rules)
     assert not wrong

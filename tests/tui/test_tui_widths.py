@@ -140,7 +140,7 @@ async def test_overview_of_the_smallest_size_has_what_matters_most():
         await settled(pilot)
         text = screen_text(app)
         for needed in (r"▪{20}", r"used 505", r"runway 618 ms", r"running 17/24  waiting 4",
-                       r"no blocks +1|behind head +3", r"preempted 4  redo 176 tok", r"prefix hits 34\.1 % of 26\.0k",
+                       r"no blocks +1|behind head +3", r"preempted 4  recomputed 176", r"prefix hits 34\.1 % of 26\.0k",
                        r"last 60 s +34\.1 %  req\. 94\.0 %",
                        r"TTFT +74\.7 ms", r"ITL +31\.0 ms", r"prefill +1\.1k", r"decode +502"):  # fmt: skip
             assert re.search(needed, text), (needed, text)

@@ -86,7 +86,7 @@ group      the KV group whose table holds it"""
         lines.append(second)
         if pool.state[block] == FRESH:
             return lines
-        for names in (("prefix", "by"), ("age", "last use"), ("evicted", "in")):
+        for names in (("evicted", "in"), ("prefix", "published"), ("age", "last use")):  # what asks the title first
             line: Line = []
             for label, fact in self._facts(state, pool, block, width):
                 if label in names:
@@ -119,17 +119,19 @@ group      the KV group whose table holds it"""
         above: Line = [(short_key(parent), "text") if parent in self.view.tree.block_of else ("none", "soft")]
         tree = self.view.tree
         depth, below = tree.depth(block), tree.num_children[tree.twin_of.get(block, block)]
-        uses, size = pool.uses[block], pool.block_size
-        by: Line = [(clean(pool.publisher[block]), "text")] if pool.publisher[block] else [("not reported", "soft")]
-        if pool.tenant[block]:
+        uses, size, follow = pool.uses[block], pool.block_size, "follows" if below == 1 else "follow"
+        by: Line = [("by ", "soft"), (clean(pool.publisher[block]), "text")] if pool.publisher[block] else []
+        if by and pool.tenant[block]:
             by += [(f" of {clean(pool.tenant[block])}", "soft")]
+        step = f"step {pool.published_step[block]:,}"
+        by += [(f", {step}" if by else f"{step}, by whom not reported", "soft")]
         return [
             ("key", [(short_key(key), "text"), ("  parent ", "soft"), *above]),
             (
                 "prefix",
-                [(f"block {depth + 1:,}", "text"), (f", {below:,} below it" if below else ", the last", "soft")],
+                [(f"block {depth + 1:,}", "text"), (f", {below:,} {follow} it" if below else ", the last", "soft")],
             ),
-            ("by", [*by, (f", step {pool.published_step[block]:,}", "soft")]),
+            ("published", by),
             ("hits", [(whole(uses), "text"), (f", saved {plural(uses * size, 'token')}" if uses else "", "soft")]),
         ]
 
@@ -249,7 +251,7 @@ def _cell_lines(pool: PoolState, blocks: list[int]) -> list[Line]:
     consecutive = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
     what = f"blocks {blocks[0]:,}-{blocks[-1]:,}" if consecutive else f"cell of {len(blocks):,} blocks"
     line: Line = [(f"{what}  ", "soft" if not consecutive else "text")]
-    line += [(f"{states[USED]} used", "used"), (f" ({shared} shared)  " if shared else "  ", "shared")]
+    line += [(f"{states[USED]} used", "used"), (f" ({shared} shared)" if shared else "", "shared")]
     rest: Line = [(f"{states[IDLE]} idle  ", "idle"), (f"{states[FRESH]} fresh", "text")]
     used = [block for block in blocks if pool.state[block] == USED]
     if not used:

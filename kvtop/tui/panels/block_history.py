@@ -12,7 +12,7 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.text import clean, whole
 from kvtop.tui.widgets.line_table import Cell, Column, LineTable
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.widgets.lines import Line, width_of
 
 LOOK_S = 0.1  # between two looks further back
 _COLUMNS = [Column("step", 7, "right"), Column("what", 0)]
@@ -58,7 +58,9 @@ the next, until f is pressed again."""
             return what
         if history.is_whole and not history.first_step:
             return what
-        return [*what, (f"from step {history.first_step:,}{'' if history.is_whole else '...'}", "soft")]
+        since = f" {history.first_step:,}{'' if history.is_whole else '...'}"
+        room = self.size.width - len(self.TITLE) - len(self.QUESTION) - 11 - width_of(what)  # beside the question
+        return [*what, (f"from step{since}" if len(since) + 9 <= room else f"from{since}", "soft")]
 
     def show_frame(self, frame: Frame) -> None:
         if self.history is None or self.history.ring is not frame.timeline.ring:
@@ -127,7 +129,7 @@ def in_words(entry: BlockEvent) -> str:
     who = clean(entry.who)
     match entry.kind:
         case "alloc":
-            return f"taken by {who} at {entry.field('num_tokens'):,}"
+            return f"taken by {who} at token {entry.field('num_tokens'):,}"
         case "share":
             how = {"hit": f"found by {who}", "dedup": f"{who} has the same: switched to it"}
             return how.get(str(entry.field("reason")), f"shared with branch {who}")

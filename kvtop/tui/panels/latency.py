@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from kvtop.analysis.slo import Goodput
 from kvtop.state.latency import objectives_met
 from kvtop.state.numbers import PARTS
@@ -12,8 +14,8 @@ from kvtop.tui.frame import MIN_P99, Frame
 from kvtop.tui.glyphs import bar_chart
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.stats import means
-from kvtop.tui.text import clean, duration, percent, short
-from kvtop.tui.widgets.lines import Line
+from kvtop.tui.text import clean, duration, join_fitting, percent, short
+from kvtop.tui.widgets.lines import Line, width_of
 
 
 class LatencyPanel(TextPanel):
@@ -53,7 +55,7 @@ SLO    share of the requests ended in that window that met the objectives
         out += [_row(name, summarise(samples), parts) for name, samples in rows]
         met = objectives_met(state)
         if met is not None:
-            out.append(_objectives(met))
+            out.append(_objectives(met, width))
         elif (height - len(out)) % 2 and not frame.is_replay:  # in a row that no chart has
             out.append([("no objectives set (--slo ttft<2s)", "faint")])
         chart_rows = (height - len(out)) // 2
@@ -72,12 +74,21 @@ def _row(name: str, summary: Summary, parts: list[str]) -> Line:
     return [(f"{name:<6}", "title"), (f"{numbers}{short(summary.n):>6}", "text")]
 
 
-def _objectives(met: Goodput) -> Line:
+def _objectives(met: Goodput, width: int) -> Line:
+    """Objectives that do not fit are counted: no one is cut in two."""
+    each = [clean(one.strip()) for slo in met.slo for one in slo.split(",")]
     if not met.judged:
-        return [(f"{'SLO':<6}", "title"), ("nothing to judge yet  ", "soft"), (clean(", ".join(met.slo)), "soft")]
+        return [
+            (f"{'SLO':<6}", "title"),
+            ("nothing to judge yet  ", "soft"),
+            (join_fitting(each, width - 28, ","), "soft"),
+        ]
     style = "good" if met.met == met.judged else "warn"
-    line: Line = [(f"{'SLO':<6}", "title"), ("met ", "soft"), (percent(met.met, met.judged), style)]
-    return [*line, (f" of {met.judged:,}  ", "text"), (clean(", ".join(met.slo)), "soft")]
+    share: Line = [(percent(met.met, met.judged), style), (f" of {met.judged:,}  ", "text")]
+    room = width - 6 - width_of(share)
+    is_roomy = room >= 4 + cell_len(",".join(each))
+    met_word: Line = [("met ", "soft")] if is_roomy else []
+    return [(f"{'SLO':<6}", "title"), *met_word, *share, (join_fitting(each, room - 4 * is_roomy, ","), "soft")]
 
 
 def _high(summary: Summary, value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
 from kvtop.state.model import RunState
 from kvtop.state.request_logs import RequestLog
@@ -82,6 +83,8 @@ The strip is drawn from the very lines that w tells."""
             self._strip, self._told = strip_of(facts_now(state, log, told[0])), now
             ended_s = time.monotonic()
             self._next_s = ended_s + _SHARE * (ended_s - began_s)
+        if self._strip is not None and not told[1] and told[0] in state.sequences:  # until now, without a step, too
+            self._strip.end_ns = max(self._strip.end_ns, state.t_ns)
         return told[0]
 
 
@@ -127,9 +130,9 @@ def _row(phase: Phase, strip: Strip, track: int, width: int) -> Line:
     label: Line = [(f" {phase.kind:<{_LABEL}}", style if phase.kind == "preempted" else "soft")]
     room_after, room_before = track - start - length - 1, start - 1
     bar = (glyph * length, style)
-    if room_after >= len(words) or (room_after >= room_before and room_after >= 12):
+    if room_after >= len(words) or (room_after >= room_before and room_after >= 12 and length <= len(words) + 8):
         return [*label, (" " * start, ""), bar, (" ", ""), (fit(words, max(0, room_after)).rstrip(), "soft")]
-    if max(room_after, room_before) < min(len(words), 12) and length > len(words) + 8:  # in the bar
+    if max(room_after, room_before) < len(words) and length > len(words) + 8:  # in the bar
         before = (length - len(words)) // 2 - 1
         after = length - before - len(words) - 2
         return [*label, (" " * start, ""), (glyph * before, style), (f" {words} ", "soft"), (glyph * after, style)]
@@ -152,9 +155,10 @@ def _underneath(strip: Strip, state: RunState, track: int, rows: int) -> list[Li
 
 
 def _chart(name: str, values: list[int], top: str, track: int, rows: int, style: str) -> list[Line]:
-    label = fit(f" {name} {top}", _LABEL + 1)
+    """``top``: the largest value; what it is stands beside it where there is a row for that."""
+    labels = [f" {name} {top}"] if rows == 1 else [f" {name}", f" top {top}"]
     drawn = bar_chart([float(value) for value in values], track, rows)
-    return [[(label if i == 0 else " " * (_LABEL + 1), "soft"), (row, style)] for i, row in enumerate(drawn)]
+    return [[(fit(label, _LABEL + 1), "soft"), (row, style)] for label, row in zip_longest(labels, drawn, fillvalue="")]
 
 
 def _levels(strip: Strip, track: int) -> list[int]:

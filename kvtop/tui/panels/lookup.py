@@ -7,6 +7,7 @@ from textual.binding import Binding
 from kvtop.engine.errors import UsageError
 from kvtop.state.attached_reading import no_events
 from kvtop.state.cache_log import LookupRow, sharing_cause
+from kvtop.state.numbers import MISS_WORDS
 from kvtop.tui.block_view import BlockView
 from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import TextPanel
@@ -18,15 +19,6 @@ from kvtop.tui.widgets.lines import Line, width_of
 from kvtop.values_in_text import wrap
 from kvtop.why.words import match_end
 
-CAUSES = {
-    "evicted": "evicted before",
-    "never_seen": "never seen",
-    "not_yet_computed": "being computed",
-    "other_salt": "other salt",
-    "prompt_logprobs": "prompt logprobs",
-    "cache_off": "caching off",
-    "last_token": "all there was",
-}
 _HINTS = {
     "evicted": "a larger pool, or an eviction policy that keeps it, would have had it",
     "never_seen": "what is new in a prompt should stand behind what stays the same",
@@ -49,13 +41,13 @@ what all lookups that are kept (the last 16,384) ended with.
 I takes a prompt that you paste, text or token ids: how much of it is cached
 now, where it diverges, which of its blocks were evicted and when. Servers
 need KV events for it; one without salt, adapter or images is looked up.
-evicted before   the next block had been there and was driven out
+evicted          the next block had been there and was driven out
 never seen       nobody has computed this continuation
 being computed   somebody was computing that very block
 other salt       the same tokens are cached under another extra key
-prompt logprobs  it asked for them: all of its prompt is computed
-caching off      nothing is looked up
-all there was    everything that may be found was: whole blocks, and the
+logprobs asked   of the prompt: all of its prompt is computed
+cache off        nothing is looked up
+last block       everything that may be found was: whole blocks, and the
                  last token of a prompt is always computed"""
 
     def __init__(self, view: BlockView) -> None:
@@ -68,7 +60,7 @@ all there was    everything that may be found was: whole blocks, and the
     def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         if frame.prompt is not None:
             return prompt_lines(frame, frame.prompt, self._view.tree, width)
-        lines = [*super().attached_lines(frame, width, height), [("I: of a prompt that you paste", "soft")]]
+        lines = [*super().attached_lines(frame, width, height), [("I: look up a pasted prompt", "soft")]]
         if why := no_events(frame.state):
             lines += [[(part, "soft")] for part in _wrapped(f"it needs KV events: {why}", width)]
         return lines
@@ -106,7 +98,7 @@ BINDINGS = [
 def _of_request(frame: Frame, row: LookupRow, width: int) -> list[Line]:
     state = frame.state
     size = state.pool.block_size if state.pool else None
-    cause, prompt, found = CAUSES.get(row.reason, clean(row.reason)), row.prompt_tokens, row.found_tokens
+    cause, prompt, found = MISS_WORDS.get(row.reason, clean(row.reason)), row.prompt_tokens, row.found_tokens
     lines: list[Line] = [
         [
             (clean(row.seq_id), "strong"), ("  ", ""), (cause, "good" if row.reason == "last_token" else "warn"),
@@ -170,7 +162,7 @@ def _by_cause(frame: Frame, width: int) -> list[Line]:
     for reason, (number, missed) in sorted(counts.items(), key=lambda item: (-item[1][1], item[0])):
         bar = "▪" * (round(room * missed / total) if total else 0)
         lines.append([
-            (fit(CAUSES.get(reason, clean(reason)), 18), "text"), (f"{number:>8,}{short(missed):>11}", "text"),
+            (fit(MISS_WORDS.get(reason, clean(reason)), 18), "text"), (f"{number:>8,}{short(missed):>11}", "text"),
             (f" {percent(missed, total):>8} ", "soft"), (bar, "warn" if reason == "evicted" else "used"),
         ])  # fmt: skip
-    return [*lines, [("i: of one request, I: of a pasted prompt", "soft")]]
+    return [*lines, [("i: why one request missed, I: look up a pasted prompt", "soft")]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtop.state.model import FRESH, IDLE, IN_TRANSFER, USED, WITHHELD, PoolState, RunState
 from kvtop.state.windows import RUNWAY_WINDOW_NS, runway
 from kvtop.tui import glyphs
@@ -31,7 +33,7 @@ tail waste   slots of used blocks that hold nothing: the last block of a
 runway       how long fresh and idle blocks last at the pace at which used
              ones grew in the last 10 s: then somebody is preempted. It
              ends sooner or later than that when the pace changes
-floor        what the decoding sequences need a second if none ends
+decodes      what the decoding sequences take a second if none ends
 victim       who would lose its blocks first
 Enter leads to the map of all blocks."""
 
@@ -61,7 +63,8 @@ Enter leads to the map of all blocks."""
         return [*out, *(used_chart(frame, pool, width, chart_rows) if chart_rows > 0 else [])][:height]
 
     def _counts(self, frame: Frame, pool: PoolState, width: int) -> Line:
-        """All counts on one line: shortened (12.3k), then with glyphs for words, when they would not fit."""
+        """All counts and the waste on one line: shortened (12.3k), then with glyphs for words, where they do not fit;
+        last without the waste."""
         shares = width >= 100
         counts = [
             ("used", glyphs.USED, pool.counts[USED], "used"),
@@ -73,14 +76,21 @@ Enter leads to the map of all blocks."""
             counts.append((glyphs.TRANSFER, glyphs.TRANSFER, pool.counts[IN_TRANSFER], "transfer"))
         if pool.counts[WITHHELD]:
             counts.append(("withheld", glyphs.WITHHELD, pool.counts[WITHHELD], "faint"))
-        worded: Line = []
-        for name, glyph, count, style in counts:
-            share = f" {percent(count, pool.num_blocks)}" if shares else ""
-            worded += [(f"{glyph} ", style), (f"{name} ", "soft"), (f"{whole(count)}{share}  ", style)]
+        worded, shortened = _worded(counts, whole, pool.num_blocks if shares else 0), _worded(counts, short, 0)
         drawn: Line = [s for _, glyph, n, style in counts for s in ((f"{glyph} ", style), (f"{short(n)}   ", "text"))]
-        fitting = worded if width_of(worded) - 1 <= width else drawn
-        waste = _waste(frame.state)
-        return [*fitting, ("  ", ""), *waste] if width_of(fitting) + width_of(waste) + 2 <= width else fitting
+        waste: Line = [("  ", ""), *_waste(frame.state)]
+        forms = [worded + waste, shortened + waste, worded, shortened, drawn + waste, drawn]
+        return next((form for form in forms if width_of(form) - 2 <= width), drawn)
+
+
+def _worded(counts: list[tuple[str, str, int, str]], number: Callable[[int], str], num_blocks: int) -> Line:
+    """Name, glyph, count and style of each in a row; with ``num_blocks`` also which share of them it is."""
+    line: Line = []
+    for name, glyph, count, style in counts:
+        share = f" {percent(count, num_blocks)}" if num_blocks else ""
+        of = [("of them ", "soft")] if name == "shared" else []  # counted in used: its glyph is no plus sign
+        line += [*of, (f"{glyph} ", style), (f"{name} ", "soft"), (f"{number(count)}{share}  ", style)]
+    return line
 
 
 def _limited(pool: PoolState) -> Line:
@@ -115,7 +125,7 @@ def _runway(state: RunState, width: int) -> Line:
     if ahead.victim is not None:
         parts.append([("  next victim ", "soft"), (fit(clean(ahead.victim), 14).rstrip(), "text")])
     if ahead.floor:
-        parts.append([(f"  floor {ahead.floor:.1f} a second", "soft")])
+        parts.append([(f"  decodes alone take {ahead.floor:.1f} a second", "soft")])
     for part in parts:
         line += part if width_of(line) + width_of(part) <= width else []
     return line

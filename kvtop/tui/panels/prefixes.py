@@ -136,10 +136,10 @@ by it is not counted, what is wanted of it again stands under Regrets."""
         runs, size = tree.runs, pool.block_size
         dead, roomy = int(runs.never_hit.sum()), self.size.width >= 100
         if frame.state.attached is not None:
-            what = f"{plural(len(runs), 'run')} of {plural(tree.num_published, 'cached block')}, from events"
+            what = f"{plural(len(runs), 'run')}, {plural(tree.num_published, 'cached block')}, from events"
             return [(what, "text"), ("   who found or reads them is not reported", "soft")]
         return [
-            (plural(len(runs), "run"), "text"), (" of ", "soft"), (plural(tree.num_published, "block"), "text"),
+            (plural(len(runs), "run"), "text"), (", ", "soft"), (plural(tree.num_published, "block"), "text"),
             (f" ({percent(tree.num_published, pool.num_blocks)} of the pool)" if roomy else "", "soft"),
             ("   saved ", "soft"), (f"{short(int(runs.saved.sum()) * size)} tokens", "good"),
             ("   never found ", "soft"), (f"{plural(dead, 'block')} ({percent(dead, int(runs.length.sum()))})", "warn"),

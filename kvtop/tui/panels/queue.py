@@ -8,7 +8,7 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.glyphs import USED
 from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import clean, fit, plural, seconds, short
-from kvtop.tui.widgets.lines import Line, width_of
+from kvtop.tui.widgets.lines import Line, Span, width_of
 from kvtop.tui.words import wait_reason
 
 REASONS = {
@@ -54,7 +54,9 @@ Enter leads to the requests, where each says what it needs."""
         out += [_row(row, sum(r.count for r in rows), width) for row in rows[:room]]
         head = state.sequences.get(state.head_of_line)
         if head is not None:
-            out.append([(fit(clean(head.seq_id), 12).rstrip(), "text"), (" ", ""), (wait_reason(head, state), "warn")])
+            why: Line = [(wait_reason(head, state), "warn")]
+            named: Line = [(fit(clean(head.seq_id), 12).rstrip(), "text"), (" ", ""), *why]
+            out.append(named if width_of(named) <= width else why)
         return [*out[: height - 1], _preempted(state, width)]
 
 
@@ -85,10 +87,13 @@ def _preempted(state: RunState, width: int) -> Line:
     count, again = state.totals.get("preemptions", 0), state.totals.get("recomputed_tokens", 0)
     line: Line = [("preempted ", "soft"), (short(count), "warn" if count else "text")]
     if count:
-        line += [
-            ("  computed again " if width >= 36 else "  recomputed " if width >= 32 else "  redo ", "soft"),
-            (f"{short(again)} tok" if width < 44 else plural(again, "token"), "text"),
-        ]
+        line += [("  recomputed ", "soft"), _tokens(again, width - width_of(line) - 13)]
     if state.num_rejected:
         line += [("  rejected ", "soft"), (short(state.num_rejected), "bad")]
     return line
+
+
+def _tokens(count: int, room: int) -> Span:
+    """The unit as long as there is room for it."""
+    forms = (plural(count, "token"), f"{short(count)} tok", short(count))
+    return next((form for form in forms if len(form) <= room), forms[-1]), "text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from textual import on
 from textual.app import ComposeResult
@@ -16,10 +17,11 @@ from kvtop.tui.frame import Frame
 from kvtop.tui.panels.base import Panel
 from kvtop.tui.request_columns import BY_KEY, COLUMNS, SORTS, cells_of, sorted_rows
 from kvtop.tui.request_groups import GROUP, GROUPS, Group, grouped
-from kvtop.tui.text import clean
+from kvtop.tui.text import clean, short, whole
 from kvtop.tui.widgets.line_table import Cell, LineTable
 from kvtop.tui.widgets.lines import Line, cut, width_of
 
+NAMED = 100  # cells from which a waiting row has room for whose end it waits
 RESORT_S = 2.0  # at most so often does the order change under somebody's cursor
 
 
@@ -52,7 +54,7 @@ blk·s      blocks times seconds it has held them
 queue      until the first step that computed a token of it
 ITL        its last gap between tokens (ended: the longest); TPOT: the mean
 ETA        until its token limit at the pace of its last gap
-pre, redo  how often it lost its blocks; tokens computed again
+pre        how often it lost its blocks; recomputed: tokens, of that
 why        of an ended one: stop (by itself), length (its token limit)
 A waiting row says what it needs, what there is (fresh + idle - promised)
 and, for the head of the queue, when that is enough: as soon as those named
@@ -90,12 +92,12 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
         return self.TITLE, "" if self._picked() else self.QUESTION
 
     def note(self, frame: Frame) -> Line:
-        """How many there are; with a filter or an order that, in place of the question."""
+        """How many there are, shortened before the question goes; with a filter or an order that, in its place."""
         room = max(0, self.size.width - len(self.TITLE) - 10)
         picked = self._picked()
         counts = _counts(frame)
         if not picked:
-            return counts
+            return counts if width_of(counts) + len(self.QUESTION) <= room else _counts(frame, short, "done")
         return [*picked, *counts] if width_of(picked) + width_of(counts) <= room else cut(picked, room)
 
     def _picked(self) -> Line:
@@ -164,7 +166,8 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
     def _cells(self, row_id: str, by_id: dict[str, Row], roomy: bool) -> list[Cell]:
         if group := self._groups.get(row_id):
             return group.title(row_id not in self._folded)
-        return cells_of(by_id[row_id], roomy) if row_id in by_id else []
+        names = self.size.width >= NAMED
+        return cells_of(by_id[row_id], roomy, names) if row_id in by_id else []
 
     def _nothing(self, frame: Frame, num_rows: int) -> str:
         if num_rows:
@@ -296,11 +299,11 @@ A bare word is part of an id; ! negates a word; * stands for any letters.
             self.kvtop.choose("request", request_of(event.row_id)[0])
 
 
-def _counts(frame: Frame) -> Line:
+def _counts(frame: Frame, number: Callable[[int], str] = whole, ended: str = "finished") -> Line:
     sequences, state = frame.state.sequences, frame.state
     running = sum(1 for seq in sequences.values() if seq.state == "running")
     waiting = len(sequences) - running
-    line: Line = [(f"{running:,} running", "good" if running else "soft"), ("  ", "")]
-    line += [(f"{waiting:,} waiting", "warn" if waiting else "soft"), ("  ", "")]
-    line += [(f"{state.num_finished:,} finished", "soft")]
-    return [*line, (f"  {state.num_rejected:,} rejected", "bad")] if state.num_rejected else line
+    line: Line = [(f"{number(running)} running", "good" if running else "soft"), ("  ", "")]
+    line += [(f"{number(waiting)} waiting", "warn" if waiting else "soft"), ("  ", "")]
+    line += [(f"{number(state.num_finished)} {ended}", "soft")]
+    return [*line, (f"  {number(state.num_rejected)} rejected", "bad")] if state.num_rejected else line

@@ -10,6 +10,9 @@ from kvtop.tui.panels.base import TextPanel
 from kvtop.tui.text import duration
 from kvtop.tui.widgets.lines import Line
 
+_LEGEND = "d decodes  p prompts  b both  E evictions  X preemption   "
+_WIDE = len(_LEGEND) + 60  # cells: what the letters mean stands in the title, beside its question
+
 
 class StepLanePanel(TextPanel):
     """A column a step, newest right: tokens, what they were, evictions and preemptions, used blocks."""
@@ -26,7 +29,10 @@ time  how long the step took; used  blocks in use after it"""
 
     def note(self, frame: Frame) -> Line:
         taken = frame.state.history.step_ns
-        return [("last step ", "soft"), (duration(taken[-1]), "text")] if taken else []
+        if not taken:
+            return []
+        legend = _LEGEND if self.size.width >= _WIDE else ""
+        return [(f"{legend}last step ", "soft"), (duration(taken[-1]), "text")]
 
     def attached_lines(self, frame: Frame, width: int, height: int) -> list[Line]:
         return look_lanes(frame, width, height)

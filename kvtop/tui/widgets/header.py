@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+from rich.cells import cell_len
+
 from kvtop.state.model import RunState
 from kvtop.state.session_status import CONNECTING, NO_ANSWER, STALE, is_simulated, status_of
 from kvtop.state.windows import quiet_ns
 from kvtop.tui.attached import badge
 from kvtop.tui.frame import Frame, has_ended, is_virtual
-from kvtop.tui.text import clean, clock, duration, whole
+from kvtop.tui.text import clean, clock, duration, fit, whole
 from kvtop.tui.widgets.lines import Line, Lines, cut, spread, width_of
 from kvtop.tui.words import STATUS
 
+_SIZE = re.compile(r"[-_ :]*\d+(?:\.\d+)?(?:x\d+)?[bBmM]")  # 135M, 7B, 0.5B, 8x7B
 _MARKS = {
     "starting": ("…", "warn"),
     "running": ("▶", "good"),
@@ -40,6 +45,24 @@ def _facts(state: RunState, keys: tuple[str, ...]) -> list[str]:
     return [clean(state.manifest[key]) for key in keys if state.manifest.get(key) not in (None, "", "none")]
 
 
+def model_in(name: str, room: int) -> str:
+    """``name`` of a model in ``room`` cells: without whose it is, then without words from its end, the size last.
+
+    What is left out is told by an ellipsis. Where not even a word and the size fit, the size alone; else nothing.
+    """
+    if cell_len(name) <= room:
+        return name
+    words = re.findall(r"[-_ :]*[^-_ :]+", name.rpartition("/")[2])
+    size = next((i for i, word in enumerate(words) if _SIZE.fullmatch(word)), None)
+    if size is None:  # nothing in it can be misread
+        return fit(name.rpartition("/")[2], room).rstrip()
+    fewer = range(len(words) - 1, 0, -1)  # words; the size stays wherever it stands
+    forms = [words, *([*words[:last], *([words[size]] if size >= last else [])] for last in fewer)]
+    texts = ["".join(form) + ("" if form is words else "…") for form in forms]
+    texts.append("…" + words[size].lstrip("-_ :"))
+    return next((text for text in texts if cell_len(text) <= room), "")
+
+
 class HeaderBar(Lines):
     """Model, device, policy, clock, workload; status, step, elapsed run time; or what is being loaded."""
 
@@ -54,10 +77,11 @@ class HeaderBar(Lines):
         if state.manifest:
             right += [("   step ", "soft"), (whole(state.step), "strong"), ("   ", ""), (clock(state.t_ns), "text")]
         left: Line = [(" kvtop ", "brand"), (place, "title")]
+        room = max(0, width - width_of(right) - 3)
         model = _facts(state, ("model",))
         if state.manifest:
-            left += [("  ", ""), (model[0], "strong") if model else ("no model", "soft")]
-        room = max(0, width - width_of(right) - 3)
+            name = model_in(model[0], room - width_of(left) - 2) if model else ""
+            left += [("  ", ""), (name, "strong") if model else ("no model", "soft")]
         for fact in _facts(state, ("device", "dtype")):
             more: Line = [(" · ", "faint"), (fact, "text")]
             left += more if width_of(left) + width_of(more) <= room else []
